@@ -1,0 +1,250 @@
+//! The bounded channel in front of a store shard: many drains, one writer.
+//!
+//! It is bounded by slots and by bytes (LOG-6). A drain reserves room for a block *before* it takes positions for it,
+//! so a full shard never holds up the horizon. Wake-ups need no time-outs in either direction: a waiting drain sleeps
+//! on a condition variable under the same mutex that guards the budget, a waiting writer in the channel itself.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use crossbeam_channel::{Receiver, Sender};
+use lanes_core::event::Event;
+
+/// A run of successive events of one stream with successive positions.
+#[derive(Debug)]
+pub struct Block {
+    /// Position of the first event.
+    pub first_position: u64,
+    /// The stream's number.
+    pub stream: u64,
+    /// The stream's name.
+    pub stream_name: Arc<str>,
+    /// Sequence of the first event.
+    pub first_sequence: u64,
+    /// Logical CPU id of the drain.
+    pub cpu: u32,
+    /// The events, at least one.
+    pub events: Vec<Event>,
+}
+
+impl Block {
+    /// What the block counts in a channel's budget, in bytes.
+    pub fn size_bytes(&self) -> usize {
+        size_bytes(&self.events)
+    }
+}
+
+/// What `events` count in a channel's budget, in bytes.
+pub fn size_bytes(events: &[Event]) -> usize {
+    events.iter().map(Event::size_bytes).sum()
+}
+
+/// The other end is gone: the log is closing.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Closed;
+
+#[derive(Debug)]
+struct Used {
+    slots: usize,
+    bytes: usize,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Budget {
+    slots: usize,
+    bytes: usize,
+    used: Mutex<Used>,
+    freed: Condvar,
+}
+
+impl Budget {
+    fn used(&self) -> std::sync::MutexGuard<'_, Used> {
+        // A panic elsewhere ends the process; the numbers themselves are never half written.
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until `bytes` and a slot are free. A block bigger than the whole budget is admitted when nothing else is
+    /// in the channel.
+    fn reserve(&self, bytes: usize) -> Result<(), Closed> {
+        let full = |used: &mut Used| {
+            let fits = used.slots < self.slots && used.bytes + bytes <= self.bytes;
+            !used.closed && !fits && used.slots > 0
+        };
+        let mut used = self.freed.wait_while(self.used(), full).unwrap_or_else(PoisonError::into_inner);
+        if used.closed {
+            return Err(Closed);
+        }
+        used.slots += 1;
+        used.bytes += bytes;
+        Ok(())
+    }
+
+    fn free(&self, bytes: usize) {
+        let mut used = self.used();
+        used.slots -= 1;
+        used.bytes -= bytes;
+        self.freed.notify_all();
+    }
+}
+
+/// The drains' end.
+#[derive(Debug, Clone)]
+pub struct BlockSender {
+    budget: Arc<Budget>,
+    blocks: Sender<Block>,
+}
+
+/// Room for one block; given back if it is dropped without sending.
+#[derive(Debug)]
+pub struct Reservation<'a> {
+    sender: &'a BlockSender,
+    bytes: usize,
+    sent: bool,
+}
+
+impl BlockSender {
+    /// Waits for room for a block of `bytes`.
+    ///
+    /// # Errors
+    /// [`Closed`] if the writer is gone.
+    pub fn reserve(&self, bytes: usize) -> Result<Reservation<'_>, Closed> {
+        self.budget.reserve(bytes)?;
+        Ok(Reservation { sender: self, bytes, sent: false })
+    }
+}
+
+impl Reservation<'_> {
+    /// Sends the block that the room was reserved for; never waits.
+    ///
+    /// # Errors
+    /// [`Closed`] if the writer is gone.
+    pub fn send(mut self, block: Block) -> Result<(), Closed> {
+        debug_assert_eq!(block.size_bytes(), self.bytes, "the reservation was for this block");
+        self.sent = true;
+        self.sender.blocks.send(block).map_err(|_| Closed)
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if !self.sent {
+            self.sender.budget.free(self.bytes);
+        }
+    }
+}
+
+/// The writer's end.
+#[derive(Debug)]
+pub struct BlockReceiver {
+    budget: Arc<Budget>,
+    blocks: Receiver<Block>,
+}
+
+impl BlockReceiver {
+    /// Waits for a block. None when all drains are gone and the channel is empty.
+    pub fn receive(&self) -> Option<Block> {
+        self.blocks.recv().ok().map(|block| self.taken(block))
+    }
+
+    /// A block, if one is there.
+    pub fn try_receive(&self) -> Option<Block> {
+        self.blocks.try_recv().ok().map(|block| self.taken(block))
+    }
+
+    fn taken(&self, block: Block) -> Block {
+        self.budget.free(block.size_bytes());
+        block
+    }
+}
+
+impl Drop for BlockReceiver {
+    fn drop(&mut self) {
+        self.budget.used().closed = true;
+        self.budget.freed.notify_all();
+    }
+}
+
+/// A channel for at most `slots` blocks and `bytes` of events.
+pub fn bounded(slots: usize, bytes: usize) -> (BlockSender, BlockReceiver) {
+    let budget = Arc::new(Budget {
+        slots,
+        bytes,
+        used: Mutex::new(Used { slots: 0, bytes: 0, closed: false }),
+        freed: Condvar::new(),
+    });
+    // The budget already bounds the slots, so sending never waits.
+    let (sender, receiver) = crossbeam_channel::bounded(slots);
+    (BlockSender { budget: Arc::clone(&budget), blocks: sender }, BlockReceiver { budget, blocks: receiver })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::thread;
+
+    fn block(payload_bytes: usize) -> Block {
+        let event = Event { event_type: "T".into(), key: "k".into(), ts: 0, payload: "x".repeat(payload_bytes) };
+        Block { first_position: 1, stream: 1, stream_name: "s".into(), first_sequence: 1, cpu: 0, events: vec![event] }
+    }
+
+    fn send(sender: &BlockSender, payload_bytes: usize) -> Result<(), Closed> {
+        let block = block(payload_bytes);
+        sender.reserve(block.size_bytes())?.send(block)
+    }
+
+    /// Sends on another thread; the receiver tells when the send is through.
+    fn send_elsewhere(sender: &BlockSender, payload_bytes: usize) -> mpsc::Receiver<Result<(), Closed>> {
+        let (done, through) = mpsc::channel();
+        let sender = sender.clone();
+        thread::spawn(move || done.send(send(&sender, payload_bytes)));
+        through
+    }
+
+    #[test]
+    fn slots_are_a_bound_and_receiving_wakes_a_waiting_drain() {
+        let (sender, receiver) = bounded(2, 1 << 20);
+        send(&sender, 1).unwrap();
+        send(&sender, 1).unwrap();
+        let through = send_elsewhere(&sender, 1);
+        assert_eq!(through.try_recv(), Err(mpsc::TryRecvError::Empty));
+        receiver.receive().unwrap();
+        assert_eq!(through.recv().unwrap(), Ok(()));
+    }
+
+    #[test]
+    fn bytes_are_a_bound() {
+        let room = block(600).size_bytes() + 100;
+        let (sender, receiver) = bounded(100, room);
+        send(&sender, 600).unwrap();
+        let through = send_elsewhere(&sender, 600);
+        receiver.receive().unwrap();
+        assert_eq!(through.recv().unwrap(), Ok(()));
+        assert_eq!(receiver.receive().unwrap().events[0].payload.len(), 600);
+    }
+
+    #[test]
+    fn an_oversize_block_is_admitted_alone() {
+        let (sender, receiver) = bounded(4, 10);
+        send(&sender, 5000).unwrap();
+        let through = send_elsewhere(&sender, 1);
+        assert_eq!(receiver.receive().unwrap().events[0].payload.len(), 5000);
+        assert_eq!(through.recv().unwrap(), Ok(()));
+    }
+
+    #[test]
+    fn a_reservation_that_is_dropped_is_given_back() {
+        let (sender, _receiver) = bounded(1, 1000);
+        drop(sender.reserve(10).unwrap());
+        send(&sender, 1).unwrap();
+    }
+
+    #[test]
+    fn closing_wakes_a_waiting_drain() {
+        let (sender, receiver) = bounded(1, 1000);
+        send(&sender, 1).unwrap();
+        let through = send_elsewhere(&sender, 1);
+        drop(receiver);
+        assert_eq!(through.recv().unwrap(), Err(Closed));
+    }
+}

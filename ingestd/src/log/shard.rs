@@ -1,0 +1,301 @@
+//! One store shard: a SQLite file with a part of the log.
+//!
+//! Format, schema version 1 (`PRAGMA user_version`), application id `0x706c616e` ("plan"):
+//! - `log`: one row: the log's id, the shard's number, the number of its last commit and the horizon at that moment.
+//! - `stream`: number ► name and epoch, for the streams that this shard holds something of.
+//! - `event`: one row a position. `crc` is CRC-32C over the other columns and is checked by every reader.
+//! - `receipt`: "this range of this stream is stored here", one row a contiguous run of a commit, with its own `crc`.
+//!
+//! WAL, `synchronous = FULL`, both read back. There is one read-write connection per file, the writer's; readers open
+//! read-only ones.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
+use uuid::Uuid;
+
+/// The schema version this program writes and reads.
+pub const SCHEMA_VERSION: i64 = 1;
+
+const APPLICATION_ID: i64 = 0x706c_616e;
+
+/// SQLite before 3.51.3 can lose commits when a WAL is reset (<https://sqlite.org/wal.html#walresetbug>).
+const MINIMUM_SQLITE_VERSION: i32 = 3_051_003;
+
+const SCHEMA: &str = "
+CREATE TABLE log (
+    id            INTEGER PRIMARY KEY CHECK (id = 1),
+    log_id        TEXT NOT NULL,
+    shard         INTEGER NOT NULL,
+    created_at    INTEGER NOT NULL,
+    commit_number INTEGER NOT NULL,
+    horizon       INTEGER NOT NULL
+) STRICT;
+CREATE TABLE stream (
+    stream INTEGER PRIMARY KEY,
+    name   TEXT NOT NULL,
+    epoch  INTEGER NOT NULL
+) STRICT;
+CREATE TABLE event (
+    position  INTEGER PRIMARY KEY,
+    stream    INTEGER NOT NULL,
+    sequence  INTEGER NOT NULL,
+    cpu       INTEGER NOT NULL,
+    type      TEXT NOT NULL,
+    key       TEXT NOT NULL,
+    ts        INTEGER NOT NULL,
+    stored_at INTEGER NOT NULL,
+    payload   TEXT NOT NULL,
+    crc       INTEGER NOT NULL
+) STRICT;
+CREATE TABLE receipt (
+    stream         INTEGER NOT NULL,
+    first_sequence INTEGER NOT NULL CHECK (first_sequence >= 1),
+    last_sequence  INTEGER NOT NULL CHECK (last_sequence >= first_sequence),
+    crc            INTEGER NOT NULL,
+    PRIMARY KEY (stream, first_sequence)
+) STRICT, WITHOUT ROWID;
+";
+
+/// Why a shard file cannot be used. The text is one line and names the file.
+#[derive(Debug, thiserror::Error)]
+pub enum ShardError {
+    /// SQLite refused.
+    #[error("{path}: {1}", path = .0.display())]
+    Sqlite(PathBuf, rusqlite::Error),
+    /// The file says something that it should not.
+    #[error("{path}: {1}", path = .0.display())]
+    Contents(PathBuf, String),
+}
+
+/// What a shard says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardHeader {
+    /// The log that the shard is part of.
+    pub log_id: Uuid,
+    /// The number of the shard's last commit.
+    pub commit_number: u64,
+    /// The horizon at the moment of that commit.
+    pub horizon: u64,
+}
+
+/// The columns of an event row that a checksum covers.
+#[derive(Debug, Clone, Copy)]
+pub struct EventRow<'a> {
+    /// Place in the log.
+    pub position: u64,
+    /// The stream's number.
+    pub stream: u64,
+    /// Number in the stream.
+    pub sequence: u64,
+    /// Logical CPU id of the drain that took it in.
+    pub cpu: u32,
+    /// The event's type.
+    pub event_type: &'a str,
+    /// The event's key.
+    pub key: &'a str,
+    /// The event's time, milliseconds since 1970 UTC.
+    pub ts: i64,
+    /// Time of storing, milliseconds since 1970 UTC.
+    pub stored_at: i64,
+    /// The payload, byte for byte.
+    pub payload: &'a str,
+}
+
+impl EventRow<'_> {
+    /// CRC-32C over all columns. Numbers are little-endian; each text is preceded by its length, so that no two rows
+    /// give the same bytes.
+    pub fn crc(&self) -> u32 {
+        let mut numbers = [0u8; 72];
+        let fields = [
+            self.position,
+            self.stream,
+            self.sequence,
+            u64::from(self.cpu),
+            self.ts as u64,
+            self.stored_at as u64,
+            self.event_type.len() as u64,
+            self.key.len() as u64,
+            self.payload.len() as u64,
+        ];
+        for (bytes, field) in numbers.chunks_exact_mut(8).zip(fields) {
+            bytes.copy_from_slice(&field.to_le_bytes());
+        }
+        let mut crc = crc32c::crc32c(&numbers);
+        for text in [self.event_type, self.key, self.payload] {
+            crc = crc32c::crc32c_append(crc, text.as_bytes());
+        }
+        crc
+    }
+}
+
+/// CRC-32C over a receipt's columns, little-endian.
+pub fn receipt_crc(stream: u64, first_sequence: u64, last_sequence: u64) -> u32 {
+    let mut bytes = [0u8; 24];
+    bytes[..8].copy_from_slice(&stream.to_le_bytes());
+    bytes[8..16].copy_from_slice(&first_sequence.to_le_bytes());
+    bytes[16..].copy_from_slice(&last_sequence.to_le_bytes());
+    crc32c::crc32c(&bytes)
+}
+
+/// The read-write connection to a shard, creating the file if it is not there.
+///
+/// `log_id` and `shard` are written into a new file, at `now` (milliseconds since 1970 UTC).
+///
+/// # Errors
+/// [`ShardError`]: SQLite's own errors, or a file that is not a shard of this schema version.
+pub fn open_writer(path: &Path, log_id: Uuid, shard: u32, now: i64) -> Result<Connection, ShardError> {
+    let sqlite = |error| ShardError::Sqlite(path.to_owned(), error);
+    let contents = |text: String| ShardError::Contents(path.to_owned(), text);
+    if rusqlite::version_number() < MINIMUM_SQLITE_VERSION {
+        return Err(contents(format!("SQLite {} can lose commits; 3.51.3 is needed", rusqlite::version())));
+    }
+    let mut connection = Connection::open(path).map_err(sqlite)?;
+    connection.busy_timeout(Duration::from_secs(5)).map_err(sqlite)?;
+    let mode: String = connection.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)).map_err(sqlite)?;
+    if mode != "wal" {
+        return Err(contents(format!("the file system does not allow WAL, journal mode is {mode}")));
+    }
+    connection.pragma_update(None, "synchronous", "FULL").map_err(sqlite)?;
+    let synchronous: i64 = connection.query_row("PRAGMA synchronous", [], |row| row.get(0)).map_err(sqlite)?;
+    if synchronous != 2 {
+        return Err(contents(format!("synchronous is {synchronous}, not FULL")));
+    }
+    // About every 4 MiB, on the writer thread: a larger value only makes the longest pause longer.
+    connection.pragma_update(None, "wal_autocheckpoint", 1000).map_err(sqlite)?;
+    connection.set_prepared_statement_cache_capacity(16);
+
+    let tables: i64 =
+        connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(sqlite)?;
+    if tables == 0 {
+        let transaction = connection.transaction().map_err(sqlite)?;
+        transaction.execute_batch(SCHEMA).map_err(sqlite)?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(sqlite)?;
+        transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(sqlite)?;
+        transaction
+            .execute(
+                "INSERT INTO log (id, log_id, shard, created_at, commit_number, horizon) VALUES (1, ?1, ?2, ?3, 0, 0)",
+                params![log_id.to_string(), shard, now],
+            )
+            .map_err(sqlite)?;
+        transaction.commit().map_err(sqlite)?;
+    }
+    let header = read_header(&connection, path, shard)?;
+    if header.log_id != log_id {
+        return Err(contents(format!("belongs to log {}, the other shards to log {log_id}", header.log_id)));
+    }
+    Ok(connection)
+}
+
+/// A read-only connection to a shard.
+///
+/// # Errors
+/// [`ShardError`] if SQLite cannot open the file.
+pub fn open_reader(path: &Path) -> Result<Connection, ShardError> {
+    let sqlite = |error| ShardError::Sqlite(path.to_owned(), error);
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(sqlite)?;
+    connection.busy_timeout(Duration::from_secs(5)).map_err(sqlite)?;
+    Ok(connection)
+}
+
+/// The id of the log that a shard file belongs to, or none if nothing was ever written to it.
+///
+/// # Errors
+/// [`ShardError`], also for a file that is not a shard of this schema version.
+pub fn log_id(path: &Path, shard: u32) -> Result<Option<Uuid>, ShardError> {
+    let connection = open_reader(path)?;
+    let tables: i64 = connection
+        .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+        .map_err(|error| ShardError::Sqlite(path.to_owned(), error))?;
+    if tables == 0 { Ok(None) } else { read_header(&connection, path, shard).map(|header| Some(header.log_id)) }
+}
+
+/// Reads and checks what a shard says of itself.
+///
+/// # Errors
+/// [`ShardError`] if the file is not shard `shard` of this schema version.
+pub fn read_header(connection: &Connection, path: &Path, shard: u32) -> Result<ShardHeader, ShardError> {
+    let sqlite = |error| ShardError::Sqlite(path.to_owned(), error);
+    let contents = |text: String| ShardError::Contents(path.to_owned(), text);
+    let pragma = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0)).map_err(sqlite);
+    if pragma("application_id")? != APPLICATION_ID {
+        return Err(contents("is not a store shard of ingestd".to_owned()));
+    }
+    let version = pragma("user_version")?;
+    if version != SCHEMA_VERSION {
+        return Err(contents(format!("has schema version {version}; this ingestd knows {SCHEMA_VERSION}")));
+    }
+    let row = connection
+        .query_row("SELECT log_id, shard, commit_number, horizon FROM log", [], |row| {
+            Ok((row.get::<_, String>(0)?, row.get::<_, u32>(1)?, row.get::<_, u64>(2)?, row.get::<_, u64>(3)?))
+        })
+        .optional()
+        .map_err(sqlite)?;
+    let (log_id, number, commit_number, horizon) = row.ok_or_else(|| contents("lacks its header row".to_owned()))?;
+    let log_id = log_id.parse().map_err(|_| contents(format!("has a malformed log id \"{log_id}\"")))?;
+    if number != shard {
+        return Err(contents(format!("was written as shard {number}; do not rename shard files")));
+    }
+    Ok(ShardHeader { log_id, commit_number, horizon })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_files_and_unknown_versions_are_refused_and_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let id = Uuid::new_v4();
+
+        let foreign = directory.path().join("shard-0000.db");
+        Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE t (a); INSERT INTO t VALUES (1)").unwrap();
+        assert!(open_writer(&foreign, id, 0, 0).unwrap_err().to_string().contains("is not a store shard"));
+        assert!(log_id(&foreign, 0).is_err());
+        let kept: i64 =
+            Connection::open(&foreign).unwrap().query_row("SELECT count(*) FROM t", [], |row| row.get(0)).unwrap();
+        assert_eq!(kept, 1);
+
+        let newer = directory.path().join("shard-0001.db");
+        open_writer(&newer, id, 1, 0).unwrap().pragma_update(None, "user_version", 99).unwrap();
+        assert!(open_writer(&newer, id, 1, 0).unwrap_err().to_string().contains("schema version 99"));
+
+        let renamed = directory.path().join("shard-0002.db");
+        drop(open_writer(&renamed, id, 7, 0).unwrap());
+        assert!(open_writer(&renamed, id, 2, 0).unwrap_err().to_string().contains("written as shard 7"));
+
+        let other = directory.path().join("shard-0003.db");
+        drop(open_writer(&other, id, 3, 0).unwrap());
+        assert!(open_writer(&other, Uuid::new_v4(), 3, 0).unwrap_err().to_string().contains("belongs to log"));
+    }
+
+    #[test]
+    fn checksums_tell_columns_apart() {
+        let row = EventRow {
+            position: 1,
+            stream: 2,
+            sequence: 3,
+            cpu: 4,
+            event_type: "ab",
+            key: "c",
+            ts: 5,
+            stored_at: 6,
+            payload: "{}",
+        };
+        let crc = row.crc();
+        assert_eq!(crc, row.crc());
+        for other in [
+            EventRow { event_type: "a", key: "bc", ..row },
+            EventRow { position: 2, stream: 1, ..row },
+            EventRow { cpu: 5, ..row },
+            EventRow { ts: 6, stored_at: 5, ..row },
+            EventRow { payload: "{ }", ..row },
+        ] {
+            assert_ne!(crc, other.crc(), "{other:?}");
+        }
+        // The check value of CRC-32C for "123456789" (RFC 3720 uses the same polynomial).
+        assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
+    }
+}

@@ -1,0 +1,273 @@
+//! Writer threads: one per store shard, the only writer of its file.
+//!
+//! A writer takes all that queued during its last fsync, so the batch grows with the load and needs no timer. It
+//! commits when its input is empty, when the batch holds `max_batch_size` events or [`BATCH_BYTES`], or
+//! `max_batch_latency` after the batch's first event. Rows, receipts, new streams, the commit's number and the horizon
+//! of that moment are one transaction; after it the blocks are completed and acks go out.
+//!
+//! When the disk is full or refuses, the batch is kept and retried: the horizon stands still, sources wait, the status
+//! says why, nothing is lost. An error that a retry cannot mend ends the process, because recovery at start is the one
+//! repair.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rusqlite::{Connection, ErrorCode, params};
+
+use super::channel::{Block, BlockReceiver};
+use super::horizon::Horizon;
+use super::shard::{EventRow, receipt_crc};
+
+/// The most bytes of events in a transaction, so that memory is bounded by bytes as well (LOG-6).
+pub const BATCH_BYTES: usize = 16 << 20;
+
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LAST_RETRY: Duration = Duration::from_secs(5);
+
+/// What a writer shows of itself.
+#[derive(Debug, Default)]
+pub struct WriterStatus {
+    /// Why it waits, if it does.
+    waiting: Mutex<Option<String>>,
+    /// Events committed since the start of the process.
+    committed: AtomicU64,
+}
+
+impl WriterStatus {
+    /// Why the writer waits, if it does.
+    pub fn waiting(&self) -> Option<String> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Events committed since the start of the process.
+    pub fn committed(&self) -> u64 {
+        self.committed.load(Ordering::Relaxed)
+    }
+
+    fn set_waiting(&self, reason: Option<String>) {
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+    }
+}
+
+/// Tells waiting writers that the log is closing.
+#[derive(Debug, Default)]
+pub struct Closing {
+    closing: AtomicBool,
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Closing {
+    /// From now on a writer that cannot commit gives up instead of waiting.
+    pub fn close(&self) {
+        let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.closing.store(true, Ordering::SeqCst);
+        self.wake.notify_all();
+    }
+
+    /// Waits for `duration`; true if the log closes before or meanwhile.
+    fn wait(&self, duration: Duration) -> bool {
+        let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = |_: &mut ()| !self.closing.load(Ordering::SeqCst);
+        drop(self.wake.wait_timeout_while(guard, duration, open));
+        self.closing.load(Ordering::SeqCst)
+    }
+}
+
+/// When a writer commits, besides an empty input.
+#[derive(Debug, Clone, Copy)]
+pub struct CommitLimits {
+    /// The most events of a transaction.
+    pub events: usize,
+    /// The longest time from a batch's first event to its commit.
+    pub latency: Duration,
+}
+
+/// One shard's writer.
+pub struct Writer {
+    /// The shard's number.
+    pub shard: u32,
+    /// The shard's only read-write connection.
+    pub connection: Connection,
+    /// Streams that the shard's `stream` table holds.
+    pub streams: HashSet<u64>,
+    /// The number of the shard's last commit.
+    pub commit_number: u64,
+    /// When to commit.
+    pub limits: CommitLimits,
+    /// The log's horizon.
+    pub horizon: Arc<Horizon>,
+    /// What the status shows.
+    pub status: Arc<WriterStatus>,
+    /// Whether the log is closing.
+    pub closing: Arc<Closing>,
+}
+
+impl Writer {
+    /// Serves blocks until all drains are gone and everything is committed.
+    ///
+    /// # Errors
+    /// A text for the log if the last batches could not be written because the log was closed while the disk refused.
+    pub fn run(mut self, input: &BlockReceiver) -> Result<(), String> {
+        let mut left_over = None;
+        while let Some(first) = left_over.take().or_else(|| input.receive()) {
+            let started = Instant::now();
+            let mut batch = Batch::default();
+            batch.push(first);
+            while batch.events < self.limits.events
+                && batch.bytes < BATCH_BYTES
+                && started.elapsed() < self.limits.latency
+            {
+                match input.try_receive() {
+                    Some(block) if batch.events + block.events.len() > self.limits.events => {
+                        left_over = Some(block);
+                        break;
+                    }
+                    Some(block) => batch.push(block),
+                    None => break,
+                }
+            }
+            self.write(&batch)?;
+            let firsts: Vec<u64> = batch.blocks.iter().map(|block| block.first_position).collect();
+            self.status.committed.fetch_add(batch.events as u64, Ordering::Relaxed);
+            self.horizon.complete(&firsts);
+        }
+        Ok(())
+    }
+
+    /// Commits a batch, however long it takes.
+    fn write(&mut self, batch: &Batch) -> Result<(), String> {
+        let mut pause = FIRST_RETRY;
+        loop {
+            let Err(error) = self.commit(batch) else {
+                if self.status.waiting().is_some() {
+                    tracing::info!(shard = self.shard, "store shard accepts writes again");
+                    self.status.set_waiting(None);
+                }
+                return Ok(());
+            };
+            assert!(
+                is_transient(&error),
+                "store shard {} cannot be written and a retry cannot mend it: {error}; the process ends, acknowledged \
+                 events are safe",
+                self.shard
+            );
+            let reason = format!("store shard {} cannot be written: {error}", self.shard);
+            if self.status.waiting().is_none() {
+                tracing::error!("{reason}; sources wait, it is tried again");
+            }
+            self.status.set_waiting(Some(reason.clone()));
+            if self.closing.wait(pause) {
+                return Err(reason);
+            }
+            pause = (pause * 2).min(LAST_RETRY);
+        }
+    }
+
+    fn commit(&mut self, batch: &Batch) -> rusqlite::Result<()> {
+        let stored_at = now_ms();
+        let transaction = self.connection.transaction()?;
+        let mut new_streams = Vec::new();
+        let mut receipts: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+        {
+            let mut insert_receipt = transaction.prepare_cached(
+                "INSERT INTO receipt (stream, first_sequence, last_sequence, crc) VALUES (?1, ?2, ?3, ?4)",
+            )?;
+            let mut write_receipt = |stream: u64, (first, last): (u64, u64)| {
+                insert_receipt.execute(params![stream, first, last, receipt_crc(stream, first, last)]).map(drop)
+            };
+            let mut insert_event = transaction.prepare_cached(
+                "INSERT INTO event (position, stream, sequence, cpu, type, key, ts, stored_at, payload, crc)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+            )?;
+            for block in &batch.blocks {
+                if !self.streams.contains(&block.stream) && !new_streams.contains(&block.stream) {
+                    transaction.execute(
+                        "INSERT INTO stream (stream, name, epoch) VALUES (?1, ?2, 0)",
+                        params![block.stream, &*block.stream_name],
+                    )?;
+                    new_streams.push(block.stream);
+                }
+                for (event, offset) in block.events.iter().zip(0u64..) {
+                    let row = EventRow {
+                        position: block.first_position + offset,
+                        stream: block.stream,
+                        sequence: block.first_sequence + offset,
+                        cpu: block.cpu,
+                        event_type: &event.event_type,
+                        key: &event.key,
+                        ts: event.ts,
+                        stored_at,
+                        payload: &event.payload,
+                    };
+                    insert_event.execute(params![
+                        row.position,
+                        row.stream,
+                        row.sequence,
+                        row.cpu,
+                        row.event_type,
+                        row.key,
+                        row.ts,
+                        row.stored_at,
+                        row.payload,
+                        row.crc()
+                    ])?;
+                }
+                let last = block.first_sequence + block.events.len() as u64 - 1;
+                match receipts.get_mut(&block.stream) {
+                    Some(run) if run.1 + 1 == block.first_sequence => run.1 = last,
+                    Some(run) => write_receipt(block.stream, std::mem::replace(run, (block.first_sequence, last)))?,
+                    None => drop(receipts.insert(block.stream, (block.first_sequence, last))),
+                }
+            }
+            for (stream, run) in &receipts {
+                write_receipt(*stream, *run)?;
+            }
+            transaction
+                .prepare_cached("UPDATE log SET commit_number = ?1, horizon = ?2")?
+                .execute(params![self.commit_number + 1, self.horizon.position()])?;
+        }
+        transaction.commit()?;
+        self.commit_number += 1;
+        self.streams.extend(new_streams);
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Batch {
+    blocks: Vec<Block>,
+    events: usize,
+    bytes: usize,
+}
+
+impl Batch {
+    fn push(&mut self, block: Block) {
+        self.events += block.events.len();
+        self.bytes += block.size_bytes();
+        self.blocks.push(block);
+    }
+}
+
+/// Whether the same write can succeed when the disk or another process has given way.
+fn is_transient(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(
+            ErrorCode::DiskFull
+                | ErrorCode::SystemIoFailure
+                | ErrorCode::DatabaseBusy
+                | ErrorCode::DatabaseLocked
+                | ErrorCode::CannotOpen
+                | ErrorCode::OutOfMemory
+                | ErrorCode::ReadOnly
+        )
+    )
+}
+
+/// The time in milliseconds since 1970 UTC.
+pub fn now_ms() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64)
+}
