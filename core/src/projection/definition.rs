@@ -5,12 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bigdecimal::BigDecimal;
 use serde_json::{Map, Value as Json};
 
 use super::expression::{ExpressionError, kind_of};
 use super::{
-    ColumnType, Expression, Field, KeyColumn, Operation, Projection, Sharing, Target, Value, ValueColumn, ValueKind,
+    ColumnType, Expression, Field, KeyColumn, Number, Operation, Projection, Sharing, Target, Value, ValueColumn,
+    ValueKind,
 };
 use crate::event::MAXIMUM_TYPE_BYTES;
 use crate::lane;
@@ -497,7 +497,7 @@ fn parse_operation(place: &Place<'_>, field: &Field) -> Result<(Operation, Value
             if let (Some(low), Some(high)) = (&floor, &ceiling)
                 && low > high
             {
-                return Err(place.error(format!("floor {low} is above ceiling {high}")));
+                return Err(place.error(format!("floor {} is above ceiling {}", low.to_text(), high.to_text())));
             }
             let bounded = floor.is_some() || ceiling.is_some();
             (Operation::Add { by, floor, ceiling }, ValueKind::Add { bounded })
@@ -523,12 +523,12 @@ fn parse_operation(place: &Place<'_>, field: &Field) -> Result<(Operation, Value
 }
 
 /// A floor or ceiling: a number that the column can hold.
-fn parse_bound(place: &Place<'_>, field: &Field) -> Result<BigDecimal, DefinitionError> {
+fn parse_bound(place: &Place<'_>, field: &Field) -> Result<Number, DefinitionError> {
     let type_name = field.column_type.name();
     match place.expression()? {
         Expression::Literal(value @ (Value::Integer(_) | Value::Numeric(_))) => match value.cast(field.column_type) {
-            Ok(Value::Integer(integer)) => Ok(BigDecimal::from(integer)),
-            Ok(Value::Numeric(decimal)) => Ok(decimal),
+            Ok(Value::Integer(integer)) => Ok(Number::Integer(integer.into())),
+            Ok(Value::Numeric(decimal)) => Ok(Number::Decimal(decimal)),
             _ => Err(place.error(format!("{value} cannot be a value of type {type_name}"))),
         },
         other => Err(place.error(format!("must be a number, not {other}"))),
