@@ -10,3 +10,4 @@ pub mod hash;
 pub mod key;
 pub mod lane;
 pub mod log;
+pub mod projection;

@@ -115,14 +115,23 @@ impl Config {
     }
 
     fn parse(text: &str) -> Result<Config, String> {
-        toml::from_str(text).map_err(|error: toml::de::Error| {
+        let config: Config = toml::from_str(text).map_err(|error: toml::de::Error| {
             let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
             match line {
                 // One line for one fault: the parser's own text repeats the source over several lines.
                 Some(line) => format!("line {line}: {}", error.message().replace('\n', ", ")),
                 None => error.message().replace('\n', ", "),
             }
-        })
+        })?;
+        let (event, request) = (config.max_event_bytes.get(), config.max_request_bytes.get());
+        if event > request {
+            return Err(format!("max_event_bytes ({event}) must not be above max_request_bytes ({request})"));
+        }
+        let in_flight = config.max_in_flight_bytes.get();
+        if request > in_flight {
+            return Err(format!("max_request_bytes ({request}) must not be above max_in_flight_bytes ({in_flight})"));
+        }
+        Ok(config)
     }
 
     /// The settings of the log.
@@ -167,6 +176,14 @@ mod tests {
             seen += 1;
         }
         assert!(seen >= 13);
+    }
+
+    #[test]
+    fn limits_that_exclude_each_other_are_refused() {
+        let error = Config::parse("max_request_bytes = 2048").unwrap_err();
+        assert!(error.contains("max_event_bytes (1048576) must not be above max_request_bytes (2048)"), "{error}");
+        let error = Config::parse("max_in_flight_bytes = 1048576").unwrap_err();
+        assert!(error.contains("must not be above max_in_flight_bytes (1048576)"), "{error}");
     }
 
     #[test]

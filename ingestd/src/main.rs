@@ -1,2 +1,5 @@
-//! main
-fn main() {}
+//! The daemon's program; everything is in the library.
+
+fn main() -> std::process::ExitCode {
+    ingestd::command::main()
+}

@@ -61,7 +61,7 @@ pub enum LogError {
 }
 
 /// What a log shows of itself.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct LogReport {
     /// The log's id.
     pub log_id: Uuid,

@@ -1,0 +1,3 @@
+//! What an operator sees of a running daemon.
+
+pub mod status;

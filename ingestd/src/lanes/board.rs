@@ -1,0 +1,119 @@
+//! What the daemon knows of each lane, for its status.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::catalog::{Catalog, LaneId};
+
+/// What a lane does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LaneState {
+    /// This daemon does not own it.
+    Unowned,
+    /// It is behind the shared reader and reads for itself.
+    CatchingUp,
+    /// It takes part in the shared reader.
+    Running,
+    /// A batch failed for a reason that passes; it is tried again.
+    BackingOff,
+    /// A batch cannot be applied; it is tried again less and less often.
+    Stopped,
+}
+
+/// What the status shows of a lane.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LaneReport {
+    /// The projection's name.
+    pub projection: String,
+    /// The lane's number.
+    pub lane: u32,
+    /// What it does.
+    pub state: LaneState,
+    /// Its checkpoint, as last seen or committed by this daemon.
+    pub position: u64,
+    /// Positions between checkpoint and horizon.
+    pub lag: u64,
+    /// Why it backs off or is stopped.
+    pub reason: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    state: LaneState,
+    position: u64,
+    reason: Option<String>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    postgres: Option<String>,
+    lanes: BTreeMap<LaneId, Entry>,
+}
+
+/// The lanes of the daemon's log, shared by all that work on them.
+#[derive(Debug, Default)]
+pub struct Board(Mutex<State>);
+
+impl Board {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes which lanes there are.
+    pub fn set_catalog(&self, catalog: &Catalog) {
+        let mut state = self.state();
+        let mut lanes = std::mem::take(&mut state.lanes);
+        for projection in &catalog.projections {
+            for lane in 0..projection.lanes() {
+                let id = LaneId { projection: Arc::clone(&projection.name), lane };
+                let entry = lanes.remove(&id).unwrap_or(Entry {
+                    state: LaneState::Unowned,
+                    position: 0,
+                    reason: projection.rules.as_ref().err().cloned(),
+                });
+                state.lanes.insert(id, entry);
+            }
+        }
+    }
+
+    /// Notes a lane's state and why.
+    pub fn set(&self, id: &LaneId, state: LaneState, reason: Option<String>) {
+        if let Some(entry) = self.state().lanes.get_mut(id) {
+            entry.state = state;
+            entry.reason = reason;
+        }
+    }
+
+    /// Notes a lane's checkpoint.
+    pub fn set_position(&self, id: &LaneId, position: u64) {
+        if let Some(entry) = self.state().lanes.get_mut(id) {
+            entry.position = position;
+        }
+    }
+
+    /// Notes why Postgres cannot be used; none if it can.
+    pub fn set_postgres(&self, trouble: Option<String>) {
+        self.state().postgres = trouble;
+    }
+
+    /// Why Postgres cannot be used; none if it can.
+    pub fn postgres(&self) -> Option<String> {
+        self.state().postgres.clone()
+    }
+
+    /// All lanes, with their lag behind `horizon`.
+    pub fn report(&self, horizon: u64) -> Vec<LaneReport> {
+        let report = |(id, entry): (&LaneId, &Entry)| LaneReport {
+            projection: id.projection.to_string(),
+            lane: id.lane,
+            state: entry.state,
+            position: entry.position,
+            lag: horizon.saturating_sub(entry.position),
+            reason: entry.reason.clone(),
+        };
+        self.state().lanes.iter().map(report).collect()
+    }
+}

@@ -1,0 +1,99 @@
+//! The projections of the daemon's log, as Postgres has them.
+
+use std::sync::Arc;
+
+use lanes_core::lane::slot_of;
+use lanes_core::projection::{EventView, Projection, parse_document};
+use serde_json::json;
+use tokio_postgres::{Client, Error};
+use uuid::Uuid;
+
+use crate::log::reader::StoredEvent;
+
+/// A lane of a projection.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LaneId {
+    /// The projection's name.
+    pub projection: Arc<str>,
+    /// The lane's number.
+    pub lane: u32,
+}
+
+/// A projection that Postgres knows.
+#[derive(Debug)]
+pub struct Known {
+    /// Its name.
+    pub name: Arc<str>,
+    lanes: u32,
+    slots: u32,
+    /// What its events do, or why this daemon cannot tell.
+    pub rules: Result<Projection, String>,
+}
+
+impl Known {
+    /// The number of lanes.
+    pub fn lanes(&self) -> u32 {
+        self.lanes
+    }
+
+    /// The lane that an event belongs to; none if the projection does not read its type.
+    ///
+    /// An event without a lane key belongs to the owner of slot 0, who counts it. So does one whose lane key cannot be
+    /// text in Postgres: its lane stops there and says so.
+    pub fn lane_of(&self, stored: &StoredEvent) -> Option<u32> {
+        let rules = self.rules.as_ref().ok()?;
+        rules.source_event(&stored.event.event_type)?;
+        let view = EventView::new(stored.position, &stored.event);
+        let slot = match rules.lane_key_of(&view) {
+            Ok(Some(key)) => slot_of(key.as_bytes(), self.slots),
+            Ok(None) | Err(_) => 0,
+        };
+        Some(slot % self.lanes)
+    }
+}
+
+/// All projections of the daemon's log.
+#[derive(Debug, Default)]
+pub struct Catalog {
+    /// They, by name.
+    pub projections: Vec<Arc<Known>>,
+}
+
+impl Catalog {
+    /// The number of lanes of all projections that this daemon can work on.
+    pub fn lane_count(&self) -> u32 {
+        self.projections.iter().filter(|known| known.rules.is_ok()).map(|known| known.lanes).sum()
+    }
+
+    /// Reads the projections of log `log_id`, keeping what `before` knows already.
+    ///
+    /// # Errors
+    /// What Postgres says.
+    pub async fn read(client: &Client, log_id: Uuid, before: &Catalog) -> Result<Catalog, Error> {
+        let rows = client.query(include_str!("../../../sql/queries/projections.sql"), &[&log_id]).await?;
+        let mut projections = Vec::new();
+        for row in rows {
+            let name: &str = row.try_get("name")?;
+            // A definition never changes under its name and version.
+            if let Some(known) = before.projections.iter().find(|known| *known.name == *name) {
+                projections.push(Arc::clone(known));
+                continue;
+            }
+            let definition: serde_json::Value = row.try_get("definition")?;
+            let rules = parse_document(&json!({ "projections": { name: definition } }))
+                .map_err(|error| error.to_string())
+                .and_then(|parsed| parsed.into_iter().next().ok_or_else(|| "the definition is empty".to_owned()));
+            if let Err(reason) = &rules {
+                tracing::error!(projection = name, "this version cannot work on the projection: {reason}");
+            }
+            let number = |column: &str| row.try_get::<_, i32>(column).map(|number| number.max(1) as u32);
+            projections.push(Arc::new(Known {
+                name: name.into(),
+                lanes: number("lanes")?,
+                slots: number("slots")?,
+                rules,
+            }));
+        }
+        Ok(Catalog { projections })
+    }
+}

@@ -1,0 +1,71 @@
+//! Connections to Postgres: how they are opened, and what an error of one means.
+
+use std::error::Error as _;
+
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, Config, Error, NoTls};
+
+/// A client whose connection is driven by a task of its own.
+///
+/// `application` becomes `application_name`. The session trusts no search_path and waits at most 5 s for a lock.
+///
+/// # Errors
+/// What Postgres or the network says.
+pub async fn connect(config: &Config, application: &str) -> Result<Client, Error> {
+    let mut config = config.clone();
+    config.application_name(application).connect_timeout(std::time::Duration::from_secs(10));
+    let (client, connection) = config.connect(NoTls).await?;
+    tokio::spawn(async move {
+        // The client sees the same error at its next statement.
+        if let Err(error) = connection.await {
+            tracing::debug!("connection to Postgres ended: {error}");
+        }
+    });
+    client.batch_execute("SELECT pg_catalog.set_config('search_path', '', false)").await?;
+    client.batch_execute("SET lock_timeout = '5s'").await?;
+    Ok(client)
+}
+
+/// What is to be done after an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The connection is gone: connect again.
+    Connection,
+    /// The lane is somebody else's now.
+    LaneLost,
+    /// The same batch can succeed later.
+    Transient,
+    /// The batch cannot be applied as things are.
+    Permanent,
+}
+
+/// Tells errors apart by SQLSTATE.
+pub fn classify(error: &Error) -> Fault {
+    let Some(state) = error.code() else { return Fault::Connection };
+    match state {
+        // A stale epoch: begin_batch and commit_batch refuse with it.
+        &SqlState::T_R_SERIALIZATION_FAILURE => Fault::LaneLost,
+        &SqlState::ADMIN_SHUTDOWN | &SqlState::CRASH_SHUTDOWN | &SqlState::CANNOT_CONNECT_NOW => Fault::Connection,
+        &SqlState::T_R_DEADLOCK_DETECTED
+        | &SqlState::LOCK_NOT_AVAILABLE
+        | &SqlState::OBJECT_IN_USE
+        | &SqlState::QUERY_CANCELED => Fault::Transient,
+        state if state.code().starts_with("08") => Fault::Connection,
+        state if state.code().starts_with("53") || state.code().starts_with("57") => Fault::Transient,
+        _ => Fault::Permanent,
+    }
+}
+
+/// One line: SQLSTATE, message, detail. Never a connection string.
+pub fn describe(error: &Error) -> String {
+    match error.as_db_error() {
+        Some(error) => {
+            let detail = error.detail().map(|detail| format!(" ({detail})")).unwrap_or_default();
+            format!("{}: {}{detail}", error.code().code(), error.message()).replace('\n', " ")
+        }
+        None => match error.source() {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        },
+    }
+}

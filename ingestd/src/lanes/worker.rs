@@ -1,0 +1,540 @@
+//! A worker: one connection to Postgres, the lanes it owns, one transaction a batch.
+//!
+//! The transaction locks the lane's row and checks epoch, log and position (`lanes.begin_batch`), writes the folded rows,
+//! and moves the checkpoint last (`lanes.commit_batch`), so rows and checkpoint are one (LANE-1, LANE-2). What became of
+//! a COMMIT without an answer is settled by the next claim, which tells the checkpoint.
+//!
+//! When a batch fails: a lost connection loses all its lanes, which are claimed again; an error that passes is tried
+//! again; an event that cannot be applied stops its lane, after everything before it was applied, and is tried again
+//! less and less often. Nothing is skipped.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lanes_core::projection::{EventView, Fold, Folded, Projection};
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::time::{Instant, sleep_until};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Config, Error, Statement};
+use uuid::Uuid;
+
+use super::board::{Board, LaneState};
+use super::catalog::{Catalog, Known, LaneId};
+use super::dispatcher::{Attachment, CHUNK_BYTES, CHUNK_EVENTS, Delivery, Dispatcher};
+use super::session::{Fault, classify, connect, describe};
+use crate::log::horizon::Horizon;
+use crate::log::reader::{LogReader, StoredEvent};
+use crate::projection::upsert;
+
+/// Lanes that read the log for themselves at the same time.
+pub const CATCH_UP_READERS: usize = 4;
+
+/// Time between two looks for lanes without an owner.
+const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a lane without events of its own may show a lag (LANE-5).
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
+
+const TRANSIENT_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+const PERMANENT_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const CONNECT_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// The pause after the given number of failures in a row.
+fn pause((first, last): (Duration, Duration), failures: u32) -> Duration {
+    first.saturating_mul(1 << failures.min(16)).min(last)
+}
+
+/// What all workers share.
+pub struct Shared {
+    /// How to reach Postgres.
+    pub config: Config,
+    /// The log's id.
+    pub log_id: Uuid,
+    /// The log's horizon.
+    pub horizon: Arc<Horizon>,
+    /// The shared reader.
+    pub dispatcher: Arc<Dispatcher>,
+    /// Where the status is.
+    pub board: Arc<Board>,
+    /// Readers for lanes that catch up.
+    pub readers: Readers,
+    /// Workers in this process.
+    pub workers: u32,
+    /// The most events of a transaction.
+    pub batch_events: usize,
+}
+
+/// A few readers of the log, opened when they are first needed.
+pub struct Readers {
+    directory: std::path::PathBuf,
+    permits: Semaphore,
+    idle: Arc<Mutex<Vec<LogReader>>>,
+}
+
+impl Readers {
+    /// Readers of the log in `directory`.
+    pub fn new(directory: &std::path::Path) -> Readers {
+        let (permits, idle) = (Semaphore::new(CATCH_UP_READERS), Arc::default());
+        Readers { directory: directory.to_owned(), permits, idle }
+    }
+
+    /// A chunk of the log after `after` up to `until`.
+    async fn read(&self, after: u64, until: u64) -> Result<Vec<StoredEvent>, String> {
+        let _permit = self.permits.acquire().await.map_err(|error| error.to_string())?;
+        let (directory, idle) = (self.directory.clone(), Arc::clone(&self.idle));
+        let read = move || {
+            let reader = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let reader = match reader {
+                Some(reader) => reader,
+                None => LogReader::open(&directory)?,
+            };
+            let chunk = reader.read(after, until, CHUNK_EVENTS, CHUNK_BYTES);
+            idle.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
+            chunk
+        };
+        let chunk = tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?;
+        chunk.map_err(|error| error.to_string())
+    }
+}
+
+/// Runs worker `ordinal` until `stop` is true.
+pub async fn run(
+    shared: Arc<Shared>,
+    ordinal: u32,
+    catalog: watch::Receiver<Arc<Catalog>>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let name = format!("ingestd worker {ordinal}");
+    let mut failures = 0;
+    while !*stop.borrow() {
+        match connect(&shared.config, &name).await {
+            Ok(client) => {
+                failures = 0;
+                let mut session = Session {
+                    shared: &shared,
+                    name: &name,
+                    ordinal,
+                    client,
+                    statements: HashMap::new(),
+                    lanes: Vec::new(),
+                    wake: Arc::new(Notify::new()),
+                };
+                let ended = session.work(catalog.clone(), &mut stop).await;
+                let reason = ended.err();
+                if let Some(reason) = &reason {
+                    tracing::warn!(worker = ordinal, "connection to Postgres lost: {reason}");
+                }
+                for lane in session.lanes {
+                    shared.dispatcher.detach(&lane.id);
+                    shared.board.set(&lane.id, LaneState::Unowned, reason.clone());
+                }
+            }
+            // The reporter says why Postgres is away.
+            Err(error) => tracing::debug!(worker = ordinal, "cannot connect: {}", describe(&error)),
+        }
+        failures += 1;
+        tokio::select! {
+            () = tokio::time::sleep(pause(CONNECT_PAUSES, failures - 1)) => {}
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+    }
+}
+
+/// A lane that this worker owns.
+struct Owned {
+    id: LaneId,
+    known: Arc<Known>,
+    epoch: i64,
+    /// The checkpoint.
+    position: u64,
+    /// Everything of the lane up to here is accounted for, in the checkpoint or because there was nothing.
+    scanned_to: u64,
+    /// Up to where the lane reads alone although it is attached; none if it is not attached.
+    attached: Option<u64>,
+    /// Batches that failed in a row.
+    failures: u32,
+    /// Not before this moment is a batch tried again.
+    retry_at: Option<Instant>,
+    /// When the checkpoint must follow `scanned_to` although there was no event.
+    flush_at: Option<Instant>,
+    /// The reason that Postgres was told for the lane's standing still.
+    recorded: Option<String>,
+    /// The lane cannot go on for as long as this process lives.
+    halted: bool,
+}
+
+/// Why a batch was not applied.
+enum Failure {
+    /// The connection is gone.
+    Connection(String),
+    /// The lane is somebody else's.
+    LaneLost(String),
+    /// It can be tried again.
+    Transient(String),
+    /// It cannot be applied as things are.
+    Permanent(String),
+    /// The checkpoint is not where this worker left it.
+    Moved(u64),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let reason = describe(&error);
+        match classify(&error) {
+            Fault::Connection => Failure::Connection(reason),
+            Fault::LaneLost => Failure::LaneLost(reason),
+            Fault::Transient => Failure::Transient(reason),
+            Fault::Permanent => Failure::Permanent(reason),
+        }
+    }
+}
+
+/// What a connection can do until it is lost.
+struct Session<'s> {
+    shared: &'s Shared,
+    name: &'s str,
+    ordinal: u32,
+    client: Client,
+    statements: HashMap<String, Statement>,
+    lanes: Vec<Owned>,
+    wake: Arc<Notify>,
+}
+
+impl Session<'_> {
+    /// Works until `stop` is true, or the connection is lost, which is the error.
+    async fn work(
+        &mut self,
+        catalog: watch::Receiver<Arc<Catalog>>,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<(), String> {
+        let mut next_claim = Instant::now();
+        while !*stop.borrow() {
+            let now = Instant::now();
+            if now >= next_claim {
+                let catalog = Arc::clone(&catalog.borrow());
+                self.claim(&catalog).await?;
+                next_claim = now + CLAIM_INTERVAL;
+            }
+            let mut worked = false;
+            let mut index = 0;
+            while index < self.lanes.len() {
+                let mut lane = self.lanes.swap_remove(index);
+                let step = self.step(&mut lane).await;
+                let outcome = self.settle(&mut lane, step).await;
+                // Back to its place whatever happened, so that a lost connection finds all its lanes.
+                let last = self.lanes.len();
+                self.lanes.push(lane);
+                self.lanes.swap(index, last);
+                match outcome? {
+                    Settled::Worked => worked = true,
+                    Settled::Idle => {}
+                    Settled::Lost => {
+                        self.lanes.swap_remove(index);
+                        continue;
+                    }
+                }
+                index += 1;
+            }
+            if worked {
+                continue;
+            }
+            let deadlines = self.lanes.iter().flat_map(|lane| lane.retry_at.into_iter().chain(lane.flush_at));
+            let deadline = deadlines.min().unwrap_or(next_claim).min(next_claim);
+            tokio::select! {
+                () = self.wake.notified() => {}
+                () = sleep_until(deadline) => {}
+                _ = stop.wait_for(|stop| *stop) => {}
+            }
+        }
+        self.release_all().await
+    }
+
+    /// Claims lanes without an owner, up to this worker's share, from all projections in turn.
+    async fn claim(&mut self, catalog: &Catalog) -> Result<(), String> {
+        let share = catalog.lane_count().div_ceil(self.shared.workers) as usize;
+        let count = catalog.projections.len();
+        let mut open: Vec<&Arc<Known>> = (0..count)
+            .map(|offset| &catalog.projections[(self.ordinal as usize + offset) % count])
+            .filter(|known| known.rules.is_ok())
+            .collect();
+        while !open.is_empty() && self.lanes.len() < share {
+            let mut still_open = Vec::new();
+            for known in open {
+                if self.lanes.len() < share && self.claim_one(known).await? {
+                    still_open.push(known);
+                }
+            }
+            open = still_open;
+        }
+        Ok(())
+    }
+
+    async fn claim_one(&mut self, known: &Arc<Known>) -> Result<bool, String> {
+        let statement = "SELECT lane, epoch, position FROM lanes.claim($1, $2, $3)";
+        let claimed = self.client.query_opt(statement, &[&&*known.name, &self.name, &self.shared.log_id]).await;
+        let row = match claimed {
+            Ok(Some(row)) => row,
+            Ok(None) => return Ok(false),
+            Err(error) if classify(&error) == Fault::Connection => return Err(describe(&error)),
+            Err(error) => {
+                tracing::error!(projection = %known.name, "cannot claim a lane: {}", describe(&error));
+                return Ok(false);
+            }
+        };
+        let (lane, epoch, position): (i32, i64, i64) = (row.get(0), row.get(1), row.get(2));
+        let (lane, position) = (lane.max(0) as u32, position.max(0) as u64);
+        let mut owned = Owned {
+            id: LaneId { projection: Arc::clone(&known.name), lane },
+            known: Arc::clone(known),
+            epoch,
+            position,
+            scanned_to: position,
+            attached: None,
+            failures: 0,
+            retry_at: None,
+            flush_at: None,
+            recorded: None,
+            halted: false,
+        };
+        tracing::info!(projection = %known.name, lane, position, epoch, "lane claimed");
+        self.shared.board.set_position(&owned.id, position);
+        self.shared.board.set(&owned.id, LaneState::CatchingUp, None);
+        let horizon = self.shared.horizon.position();
+        if position > horizon {
+            let reason = format!(
+                "the checkpoint is {position}, above the log's horizon {horizon}: the log or Postgres was restored from \
+                 an older copy"
+            );
+            owned.halted = true;
+            self.stand_still(&mut owned, LaneState::Stopped, &reason).await?;
+        }
+        self.lanes.push(owned);
+        Ok(true)
+    }
+
+    /// Does a lane's next piece of work, if there is one.
+    async fn step(&mut self, lane: &mut Owned) -> Result<bool, Failure> {
+        let now = Instant::now();
+        if lane.halted || lane.retry_at.is_some_and(|retry_at| retry_at > now) {
+            return Ok(false);
+        }
+        lane.retry_at = None;
+        let deliveries = self.gather(lane).await?;
+        let gathered = !deliveries.is_empty();
+        let scanned_to = deliveries.iter().map(|delivery| delivery.scanned_to).max().unwrap_or(lane.scanned_to);
+        let before = lane.scanned_to;
+        let events: Vec<&StoredEvent> =
+            deliveries.iter().flat_map(Delivery::events).filter(|stored| stored.position > before).collect();
+        if !events.is_empty() {
+            self.apply(lane, &events, scanned_to).await?;
+            return Ok(true);
+        }
+        lane.scanned_to = lane.scanned_to.max(scanned_to);
+        match lane.flush_at {
+            _ if lane.scanned_to == lane.position => lane.flush_at = None,
+            None => lane.flush_at = Some(now + FLUSH_INTERVAL),
+            Some(flush_at) if flush_at <= now => {
+                let scanned_to = lane.scanned_to;
+                self.apply(lane, &[], scanned_to).await?;
+            }
+            Some(_) => {}
+        }
+        Ok(gathered)
+    }
+
+    /// What has come for a lane. Attaches it to the shared reader if it can be.
+    async fn gather(&self, lane: &mut Owned) -> Result<Vec<Delivery>, Failure> {
+        let shared = self.shared;
+        if lane.attached.is_none() {
+            match shared.dispatcher.attach(&lane.id, &lane.known, lane.scanned_to, &self.wake) {
+                Attachment::Attached { read_alone_to } => {
+                    lane.attached = Some(read_alone_to);
+                    shared.board.set(&lane.id, LaneState::Running, None);
+                }
+                Attachment::Behind => shared.board.set(&lane.id, LaneState::CatchingUp, None),
+            }
+        }
+        let alone_to = lane.attached.unwrap_or_else(|| shared.horizon.position());
+        if alone_to > lane.scanned_to {
+            let chunk = shared.readers.read(lane.scanned_to, alone_to).await.map_err(Failure::Transient)?;
+            let scanned_to = chunk.last().map_or(lane.scanned_to, |last| last.position);
+            return Ok(vec![Delivery::select(&lane.known, lane.id.lane, chunk, scanned_to)]);
+        }
+        match shared.dispatcher.take(&lane.id, shared.batch_events) {
+            Some(deliveries) => Ok(deliveries),
+            None => {
+                lane.attached = None;
+                // An empty delivery makes the caller come again at once.
+                Ok(vec![Delivery::select(&lane.known, lane.id.lane, Vec::new(), lane.scanned_to)])
+            }
+        }
+    }
+
+    /// Applies events, all of which the lane has not seen, and moves the checkpoint to `scanned_to`.
+    async fn apply(&mut self, lane: &mut Owned, events: &[&StoredEvent], scanned_to: u64) -> Result<(), Failure> {
+        let known = Arc::clone(&lane.known);
+        let rules = known.rules.as_ref().map_err(|reason| Failure::Permanent(reason.clone()))?;
+        let mut fold = Fold::new(rules, lane.id.lane);
+        let mut to = scanned_to;
+        let mut misfit = None;
+        for stored in events {
+            if let Err(error) = fold.add(&EventView::new(stored.position, &stored.event)) {
+                // Everything before it can be applied.
+                to = stored.position - 1;
+                misfit = Some(error.to_string());
+                break;
+            }
+        }
+        if to > lane.position {
+            self.transaction(lane, rules, &fold.finish(), to).await?;
+            lane.position = to;
+            lane.scanned_to = to;
+            lane.flush_at = None;
+            self.shared.board.set_position(&lane.id, to);
+        }
+        match misfit {
+            Some(reason) => Err(Failure::Permanent(reason)),
+            None => {
+                if lane.failures > 0 {
+                    tracing::info!(projection = %lane.id.projection, lane = lane.id.lane, "the lane goes on");
+                }
+                lane.failures = 0;
+                lane.recorded = None;
+                Ok(())
+            }
+        }
+    }
+
+    /// One batch: rows and checkpoint in one transaction.
+    async fn transaction(&mut self, lane: &Owned, rules: &Projection, folded: &Folded, to: u64) -> Result<(), Failure> {
+        let (projection, number) = (&*lane.id.projection, lane.id.lane as i32);
+        let begin = self.prepare("SELECT position, target_table FROM lanes.begin_batch($1, $2, $3, $4)").await?;
+        let commit = self.prepare("SELECT lanes.commit_batch($1, $2, $3, $4, $5)").await?;
+        // Sent together: one round trip.
+        let parameters: [&(dyn ToSql + Sync); 4] = [&projection, &number, &lane.epoch, &self.shared.log_id];
+        let (began, row) = tokio::join!(
+            self.client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
+            self.client.query_one(&begin, &parameters)
+        );
+        began?;
+        let row = row?;
+        let (position, table): (i64, &str) = (row.try_get(0)?, row.try_get(1)?);
+        if position as u64 != lane.position {
+            return Err(Failure::Moved(position.max(0) as u64));
+        }
+        for statement in upsert::statements(rules, table, folded).map_err(|error| Failure::Permanent(error.to_string()))? {
+            let prepared = self.prepare(&statement.text).await?;
+            self.client.execute(&prepared, &statement.parameters()).await?;
+        }
+        let (to, skipped) = (to as i64, folded.skipped_null_key as i64);
+        let parameters: [&(dyn ToSql + Sync); 5] = [&projection, &number, &lane.epoch, &to, &skipped];
+        let (moved, committed) =
+            tokio::join!(self.client.query_one(&commit, &parameters), self.client.batch_execute("COMMIT"));
+        moved?;
+        committed?;
+        Ok(())
+    }
+
+    async fn prepare(&mut self, text: &str) -> Result<Statement, Error> {
+        if let Some(statement) = self.statements.get(text) {
+            return Ok(statement.clone());
+        }
+        let statement = self.client.prepare(text).await?;
+        self.statements.insert(text.to_owned(), statement.clone());
+        Ok(statement)
+    }
+
+    /// Draws the consequences of a step. The error is a lost connection.
+    async fn settle(&mut self, lane: &mut Owned, step: Result<bool, Failure>) -> Result<Settled, String> {
+        let failure = match step {
+            Ok(true) => return Ok(Settled::Worked),
+            Ok(false) => return Ok(Settled::Idle),
+            Err(failure) => failure,
+        };
+        // Whatever was delivered beyond the checkpoint is read again.
+        self.shared.dispatcher.detach(&lane.id);
+        lane.attached = None;
+        lane.scanned_to = lane.position;
+        lane.flush_at = None;
+        if let Failure::Connection(reason) = failure {
+            return Err(reason);
+        }
+        self.client.batch_execute("ROLLBACK").await.map_err(|error| describe(&error))?;
+        match failure {
+            Failure::Connection(reason) => return Err(reason),
+            Failure::LaneLost(reason) => {
+                tracing::warn!(projection = %lane.id.projection, lane = lane.id.lane, "lane lost: {reason}");
+                let give_up = "SELECT lanes.give_up_lane_lock($1, $2)";
+                let parameters: [&(dyn ToSql + Sync); 2] = [&&*lane.id.projection, &(lane.id.lane as i32)];
+                self.client.query(give_up, &parameters).await.map_err(|error| describe(&error))?;
+                self.shared.board.set(&lane.id, LaneState::Unowned, Some(reason));
+                return Ok(Settled::Lost);
+            }
+            Failure::Moved(position) => {
+                lane.position = position;
+                lane.scanned_to = position;
+                self.shared.board.set_position(&lane.id, position);
+            }
+            Failure::Transient(reason) => {
+                lane.retry_at = Some(Instant::now() + pause(TRANSIENT_PAUSES, lane.failures));
+                self.stand_still(lane, LaneState::BackingOff, &reason).await?;
+            }
+            Failure::Permanent(reason) => {
+                lane.retry_at = Some(Instant::now() + pause(PERMANENT_PAUSES, lane.failures));
+                self.stand_still(lane, LaneState::Stopped, &reason).await?;
+            }
+        }
+        Ok(Settled::Worked)
+    }
+
+    /// Says why a lane does not go on: in the log, in the status, and if it is stopped in Postgres.
+    async fn stand_still(&self, lane: &mut Owned, state: LaneState, reason: &str) -> Result<(), String> {
+        lane.failures = lane.failures.saturating_add(1);
+        self.shared.board.set(&lane.id, state, Some(reason.to_owned()));
+        if lane.recorded.as_deref() == Some(reason) {
+            return Ok(());
+        }
+        tracing::error!(projection = %lane.id.projection, lane = lane.id.lane, position = lane.position, "{reason}");
+        lane.recorded = Some(reason.to_owned());
+        if state == LaneState::Stopped {
+            let statement = "SELECT lanes.stop_lane($1, $2, $3, $4)";
+            let parameters: [&(dyn ToSql + Sync); 4] =
+                [&&*lane.id.projection, &(lane.id.lane as i32), &lane.epoch, &reason];
+            match self.client.query(statement, &parameters).await {
+                Err(error) if classify(&error) == Fault::Connection => return Err(describe(&error)),
+                Err(error) => tracing::warn!("cannot record why the lane is stopped: {}", describe(&error)),
+                Ok(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives all lanes up, with their checkpoints where the scan is.
+    async fn release_all(&mut self) -> Result<(), String> {
+        while let Some(mut lane) = self.lanes.pop() {
+            self.shared.dispatcher.detach(&lane.id);
+            if lane.scanned_to > lane.position {
+                let scanned_to = lane.scanned_to;
+                let flushed = self.apply(&mut lane, &[], scanned_to).await.map(|()| false);
+                self.settle(&mut lane, flushed).await?;
+            }
+            let parameters: [&(dyn ToSql + Sync); 3] =
+                [&&*lane.id.projection, &(lane.id.lane as i32), &lane.epoch];
+            let released = self.client.query("SELECT lanes.release($1, $2, $3)", &parameters).await;
+            self.shared.board.set(&lane.id, LaneState::Unowned, None);
+            released.map_err(|error| describe(&error))?;
+        }
+        Ok(())
+    }
+}
+
+/// What became of a step.
+enum Settled {
+    /// There may be more at once.
+    Worked,
+    /// There is nothing to do now.
+    Idle,
+    /// The lane is no longer this worker's.
+    Lost,
+}

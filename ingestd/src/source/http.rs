@@ -1,0 +1,291 @@
+//! The HTTP source: `POST /v1/events` takes NDJSON and answers when the events are durable (LOG-2).
+//!
+//! A request is taken whole or refused whole. With `Ingest-Producer` and `Ingest-Sequence` (the number of its first
+//! event, from 1) a resend is recognised; without them delivery is at least once. `Ingest-Epoch` may be absent or 0.
+//!
+//! Answers: 200 `{"stored":…,"duplicates":…,"next_sequence":…}`; 400 with line numbers and reasons; 409 with the
+//! sequence that is expected; 413 for what is too long; 503 while the daemon stops.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Request as HttpRequest, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use lanes_core::event::{Event, parse_line};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::sync::{Semaphore, oneshot};
+
+use crate::admin::status::Status;
+use crate::log::Log;
+use crate::log::drain::{Ack, Refusal, Request, Source};
+use crate::log::stream::NameError;
+use crate::log::writer::now_ms;
+
+/// Lines that an answer describes; more are only counted.
+const DESCRIBED_LINES: usize = 20;
+
+/// Bodies above this many bytes are parsed on a thread of their own, so that they hold up no other request.
+const PARSE_INLINE_BYTES: usize = 64 << 10;
+
+/// Name of the header that carries the producer's name.
+pub const PRODUCER_HEADER: &str = "ingest-producer";
+/// Name of the header that carries the producer's epoch.
+pub const EPOCH_HEADER: &str = "ingest-epoch";
+/// Name of the header that carries the number of the request's first event.
+pub const SEQUENCE_HEADER: &str = "ingest-sequence";
+
+/// The limits of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestLimits {
+    /// The longest line, in bytes.
+    pub event_bytes: usize,
+    /// The longest body, in bytes.
+    pub request_bytes: usize,
+    /// Bytes of bodies that are being worked on.
+    pub in_flight_bytes: usize,
+}
+
+/// What the handlers share.
+pub struct Server {
+    log: Arc<Log>,
+    limits: RequestLimits,
+    memory: Arc<Semaphore>,
+    status: Box<dyn Fn() -> Status + Send + Sync>,
+}
+
+/// The answer to a request whose events are durable.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Stored {
+    /// Events that this request added.
+    pub stored: u64,
+    /// Events that were stored before.
+    pub duplicates: u64,
+    /// The sequence that the producer's next event has; absent without a producer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_sequence: Option<u64>,
+}
+
+/// Why a request was refused.
+#[derive(Debug)]
+struct Refused {
+    status: StatusCode,
+    body: serde_json::Value,
+}
+
+impl Refused {
+    fn new(status: StatusCode, error: impl Into<String>) -> Refused {
+        Refused { status, body: json!({ "error": error.into() }) }
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        (self.status, Json(self.body)).into_response()
+    }
+}
+
+/// The routes of the daemon.
+pub fn router(log: Arc<Log>, limits: RequestLimits, status: Box<dyn Fn() -> Status + Send + Sync>) -> Router {
+    let memory = Arc::new(Semaphore::new(limits.in_flight_bytes));
+    Router::new()
+        .route("/v1/events", post(post_events))
+        .route("/v1/status", get(get_status))
+        .fallback(|| async { Refused::new(StatusCode::NOT_FOUND, "there is no such path; see POST /v1/events") })
+        .with_state(Arc::new(Server { log, limits, memory, status }))
+}
+
+async fn get_status(State(server): State<Arc<Server>>) -> Json<Status> {
+    Json((server.status)())
+}
+
+async fn post_events(State(server): State<Arc<Server>>, request: HttpRequest) -> Result<Json<Stored>, Refused> {
+    let (parts, body) = request.into_parts();
+    let numbered = numbering(&parts.headers)?;
+    let limits = server.limits;
+    let announced = content_length(&parts.headers)?.unwrap_or(limits.request_bytes);
+    if announced > limits.request_bytes {
+        return Err(too_large(&limits));
+    }
+    let memory = Arc::clone(&server.memory)
+        .acquire_many_owned(announced.max(1) as u32)
+        .await
+        .map_err(|_| Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is stopping"))?;
+    let body = read_body(body, &limits).await?;
+    let received_at = now_ms();
+    let events = if body.len() <= PARSE_INLINE_BYTES {
+        parse_body(&body, received_at, limits.event_bytes)?
+    } else {
+        tokio::task::spawn_blocking(move || parse_body(&body, received_at, limits.event_bytes))
+            .await
+            .map_err(|error| Refused::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))??
+    };
+    let source = match &numbered {
+        None => Source::Anonymous,
+        Some((producer, first_sequence)) => {
+            let (stream, name) = server.log.registry().producer(producer).map_err(|error| {
+                let status = match error {
+                    NameError::TooMany(_) => StatusCode::SERVICE_UNAVAILABLE,
+                    NameError::Malformed(_) | NameError::Reserved(_) => StatusCode::BAD_REQUEST,
+                };
+                Refused::new(status, error.to_string())
+            })?;
+            Source::Producer { stream, name, first_sequence: *first_sequence }
+        }
+    };
+    let (answer, reply) = oneshot::channel();
+    let stopping = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is stopping; send the request again");
+    server.log.submit(Request { source, events, answer, memory }).await.map_err(|_| stopping())?;
+    match reply.await.map_err(|_| stopping())? {
+        Ok(Ack { stored, duplicates, next_sequence }) => {
+            Ok(Json(Stored { stored, duplicates, next_sequence: numbered.is_some().then_some(next_sequence) }))
+        }
+        Err(refusal @ Refusal::Gap { expected, .. }) => Err(Refused {
+            status: StatusCode::CONFLICT,
+            body: json!({ "error": format!("{refusal}"), "expected": expected }),
+        }),
+        Err(Refusal::Closing) => Err(stopping()),
+    }
+}
+
+/// The producer's name and the number of the first event, if the request is numbered.
+fn numbering(headers: &HeaderMap) -> Result<Option<(String, u64)>, Refused> {
+    let bad = |text: String| Refused::new(StatusCode::BAD_REQUEST, text);
+    let text = |name: &'static str| match headers.get(name) {
+        None => Ok(None),
+        Some(value) => {
+            value.to_str().map(Some).map_err(|_| bad(format!("header {name} has characters that are not ASCII")))
+        }
+    };
+    let (producer, epoch, sequence) = (text(PRODUCER_HEADER)?, text(EPOCH_HEADER)?, text(SEQUENCE_HEADER)?);
+    let (producer, sequence) = match (producer, sequence) {
+        (None, None) if epoch.is_none() => return Ok(None),
+        (Some(producer), Some(sequence)) => (producer, sequence),
+        (None, _) => return Err(bad(format!("header {PRODUCER_HEADER} is missing: it names the numbered stream"))),
+        (_, None) => return Err(bad(format!("header {SEQUENCE_HEADER} is missing: the number of the first event"))),
+    };
+    if epoch.is_some_and(|epoch| epoch != "0") {
+        return Err(bad(format!("header {EPOCH_HEADER} must be 0 in this version, not {}", epoch.unwrap_or_default())));
+    }
+    // Positive and far enough from the end of the 64 bits that SQLite has for the last event's number.
+    match sequence.parse::<u64>() {
+        Ok(number) if (1..=i64::MAX as u64 / 2).contains(&number) => Ok(Some((producer.to_owned(), number))),
+        _ => Err(bad(format!("header {SEQUENCE_HEADER} must be a number from 1, not \"{sequence}\""))),
+    }
+}
+
+fn content_length(headers: &HeaderMap) -> Result<Option<usize>, Refused> {
+    let Some(value) = headers.get(header::CONTENT_LENGTH) else { return Ok(None) };
+    let length = value.to_str().ok().and_then(|text| text.parse().ok());
+    length.map(Some).ok_or_else(|| Refused::new(StatusCode::BAD_REQUEST, "header content-length is not a number"))
+}
+
+fn too_large(limits: &RequestLimits) -> Refused {
+    let text = format!("the body is longer than {} bytes; send fewer events a request", limits.request_bytes);
+    Refused::new(StatusCode::PAYLOAD_TOO_LARGE, text)
+}
+
+async fn read_body(body: Body, limits: &RequestLimits) -> Result<Bytes, Refused> {
+    axum::body::to_bytes(body, limits.request_bytes).await.map_err(|error| {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&error);
+        while let Some(inner) = cause {
+            // The length limit's own error type is not re-exported by axum; its text is stable.
+            if inner.to_string() == "length limit exceeded" {
+                return too_large(limits);
+            }
+            cause = inner.source();
+        }
+        Refused::new(StatusCode::BAD_REQUEST, format!("the body could not be read: {error}"))
+    })
+}
+
+/// The events of an NDJSON body. Blank lines are skipped.
+fn parse_body(body: &[u8], received_at: i64, maximum_line: usize) -> Result<Vec<Event>, Refused> {
+    let mut events = Vec::new();
+    let mut faults = Vec::new();
+    let mut faulty = 0usize;
+    let mut status = StatusCode::BAD_REQUEST;
+    for (line, number) in body.split(|byte| *byte == b'\n').zip(1u64..) {
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let parsed = if line.len() > maximum_line {
+            status = StatusCode::PAYLOAD_TOO_LARGE;
+            Err(format!("has {} bytes, {maximum_line} are allowed", line.len()))
+        } else {
+            std::str::from_utf8(line)
+                .map_err(|error| format!("is not UTF-8 after byte {}", error.valid_up_to()))
+                .and_then(|line| parse_line(line, received_at).map_err(|error| error.to_string()))
+        };
+        match parsed {
+            Ok(event) => events.push(event),
+            Err(reason) => {
+                faulty += 1;
+                if faults.len() < DESCRIBED_LINES {
+                    faults.push(json!({ "line": number, "reason": reason }));
+                }
+            }
+        }
+    }
+    if faulty > 0 {
+        let error = format!("{faulty} of the body's lines are not events; nothing of this request was stored");
+        return Err(Refused { status, body: json!({ "error": error, "lines": faults }) });
+    }
+    if events.is_empty() {
+        return Err(Refused::new(StatusCode::BAD_REQUEST, "the body holds no events; send one JSON object a line"));
+    }
+    Ok(events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_counted_as_an_editor_counts_them() {
+        let good = r#"{"type":"T","key":"k","payload":{}}"#;
+        let body = format!("{good}\r\n\n   \n{good}\nnonsense\n{good}\n\u{e4}");
+        let refused = parse_body(body.as_bytes(), 0, 1000).unwrap_err();
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+        let lines: Vec<u64> =
+            refused.body["lines"].as_array().unwrap().iter().map(|line| line["line"].as_u64().unwrap()).collect();
+        assert_eq!(lines, [5, 7]);
+        assert_eq!(parse_body(format!("{good}\n\n{good}").as_bytes(), 0, 1000).unwrap().len(), 2);
+    }
+
+    #[test]
+    fn long_lines_empty_bodies_and_bytes_that_are_not_text_are_refused() {
+        let good = br#"{"type":"T","key":"k","payload":{}}"#;
+        assert_eq!(parse_body(good, 0, good.len() - 1).unwrap_err().status, StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(parse_body(good, 0, good.len()).unwrap().len(), 1);
+        assert_eq!(parse_body(b"\n \n", 0, 10).unwrap_err().status, StatusCode::BAD_REQUEST);
+        let refused = parse_body(b"{\"type\":\"\xff\"}", 0, 100).unwrap_err();
+        assert_eq!(refused.body["lines"][0]["reason"], "is not UTF-8 after byte 9");
+    }
+
+    #[test]
+    fn numbering_is_all_or_nothing() {
+        let headers = |pairs: &[(&'static str, &'static str)]| {
+            pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect::<HeaderMap>()
+        };
+        assert_eq!(numbering(&headers(&[])).unwrap(), None);
+        let full = [(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "7"), (EPOCH_HEADER, "0")];
+        assert_eq!(numbering(&headers(&full)).unwrap(), Some(("p".to_owned(), 7)));
+        for (pairs, reason) in [
+            (&[(PRODUCER_HEADER, "p")][..], "ingest-sequence is missing"),
+            (&[(SEQUENCE_HEADER, "1")], "ingest-producer is missing"),
+            (&[(EPOCH_HEADER, "0")], "ingest-producer is missing"),
+            (&[(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "0")], "must be a number from 1"),
+            (&[(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "-1")], "must be a number from 1"),
+            (&[(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "9223372036854775807")], "must be a number from 1"),
+            (&[(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "1"), (EPOCH_HEADER, "1")], "ingest-epoch must be 0"),
+        ] {
+            let refused = numbering(&headers(pairs)).unwrap_err();
+            assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+            assert!(refused.body["error"].as_str().unwrap().contains(reason), "{pairs:?}: {}", refused.body);
+        }
+    }
+}
