@@ -584,6 +584,11 @@ fn check_sharing(
                      or move the column to a projection of its own."
                 )));
         }
+        if value_columns.is_empty() {
+            return Err(place
+                .error("a table bucketed by lane() needs a column to add up")
+                .with_hint("Add a column with an operation under aggregates, or take lane() out of the primary key."));
+        }
         if target.name().len() + TOTAL_VIEW_SUFFIX.len() > 63 {
             return Err(place.error(format!(
                 "the name of a table bucketed by lane() has at most {} characters, for its view \"…{TOTAL_VIEW_SUFFIX}\"",
