@@ -21,4 +21,4 @@ pub mod worker;
 
 mod start;
 
-pub use start::{Lanes, LaneSettings, start};
+pub use start::{LaneSettings, LaneView, Lanes, start};

@@ -154,6 +154,8 @@ struct Owned {
     attached: Option<u64>,
     /// Batches that failed in a row.
     failures: u32,
+    /// The most events of the next batch: halved when one cannot be applied, until the event is found that cannot.
+    limit: usize,
     /// Not before this moment is a batch tried again.
     retry_at: Option<Instant>,
     /// When the checkpoint must follow `scanned_to` although there was no event.
@@ -176,6 +178,8 @@ enum Failure {
     Permanent(String),
     /// The checkpoint is not where this worker left it.
     Moved(u64),
+    /// A smaller batch is to be tried at once.
+    TryLess,
 }
 
 impl From<Error> for Failure {
@@ -292,6 +296,7 @@ impl Session<'_> {
             scanned_to: position,
             attached: None,
             failures: 0,
+            limit: self.shared.batch_events,
             retry_at: None,
             flush_at: None,
             recorded: None,
@@ -327,7 +332,13 @@ impl Session<'_> {
         let events: Vec<&StoredEvent> =
             deliveries.iter().flat_map(Delivery::events).filter(|stored| stored.position > before).collect();
         if !events.is_empty() {
-            self.apply(lane, &events, scanned_to).await?;
+            let mut rest = events.as_slice();
+            while !rest.is_empty() {
+                let (batch, later) = rest.split_at(rest.len().min(lane.limit));
+                let to = later.first().map_or(scanned_to, |next| next.position - 1);
+                self.apply(lane, batch, to).await?;
+                rest = later;
+            }
             return Ok(true);
         }
         lane.scanned_to = lane.scanned_to.max(scanned_to);
@@ -387,12 +398,19 @@ impl Session<'_> {
             }
         }
         if to > lane.position {
-            self.transaction(lane, rules, &fold.finish(), to).await?;
+            match self.transaction(lane, rules, fold.finish(), to).await {
+                Err(Failure::Permanent(_)) if events.len() > 1 => {
+                    lane.limit = events.len() / 2;
+                    return Err(Failure::TryLess);
+                }
+                other => other?,
+            }
             lane.position = to;
             lane.scanned_to = to;
             lane.flush_at = None;
             self.shared.board.set_position(&lane.id, to);
         }
+        lane.limit = (lane.limit * 2).min(self.shared.batch_events);
         match misfit {
             Some(reason) => Err(Failure::Permanent(reason)),
             None => {
@@ -407,7 +425,7 @@ impl Session<'_> {
     }
 
     /// One batch: rows and checkpoint in one transaction.
-    async fn transaction(&mut self, lane: &Owned, rules: &Projection, folded: &Folded, to: u64) -> Result<(), Failure> {
+    async fn transaction(&mut self, lane: &Owned, rules: &Projection, folded: Folded, to: u64) -> Result<(), Failure> {
         let (projection, number) = (&*lane.id.projection, lane.id.lane as i32);
         let begin = self.prepare("SELECT position, target_table FROM lanes.begin_batch($1, $2, $3, $4)").await?;
         let commit = self.prepare("SELECT lanes.commit_batch($1, $2, $3, $4, $5)").await?;
@@ -423,11 +441,13 @@ impl Session<'_> {
         if position as u64 != lane.position {
             return Err(Failure::Moved(position.max(0) as u64));
         }
-        for statement in upsert::statements(rules, table, folded).map_err(|error| Failure::Permanent(error.to_string()))? {
-            let prepared = self.prepare(&statement.text).await?;
-            self.client.execute(&prepared, &statement.parameters()).await?;
-        }
         let (to, skipped) = (to as i64, folded.skipped_null_key as i64);
+        let statements = upsert::statements(rules, table, folded);
+        for statement in statements.map_err(|error| Failure::Permanent(error.to_string()))? {
+            let prepared = self.prepare(&statement.sql).await?;
+            let parameters: Vec<_> = statement.parameters.iter().map(upsert::Parameter::as_sql).collect();
+            self.client.execute(&prepared, &parameters).await?;
+        }
         let parameters: [&(dyn ToSql + Sync); 5] = [&projection, &number, &lane.epoch, &to, &skipped];
         let (moved, committed) =
             tokio::join!(self.client.query_one(&commit, &parameters), self.client.batch_execute("COMMIT"));
@@ -471,6 +491,7 @@ impl Session<'_> {
                 self.shared.board.set(&lane.id, LaneState::Unowned, Some(reason));
                 return Ok(Settled::Lost);
             }
+            Failure::TryLess => {}
             Failure::Moved(position) => {
                 lane.position = position;
                 lane.scanned_to = position;

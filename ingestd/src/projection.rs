@@ -1,0 +1,5 @@
+//! Projections in Postgres: definitions applied, tables created, folded batches as statements.
+
+pub mod apply;
+pub mod table;
+pub mod upsert;
