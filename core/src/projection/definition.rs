@@ -1,7 +1,8 @@
 //! Reading definitions: the document's shape, names, types, and whether lanes could get into each other's way.
 //!
-//! Format: `{"projections": {NAME: {…}}}` with the names and nesting of `docs`' example. Every error names its place
-//! in the document. Names of the language that this version does not have are told apart from names it never had.
+//! Format: `{"projections": {NAME: {source_events, target, fields, derive, aggregates, lanes, lane_key}}}`, as in the
+//! project's `testdata/projections.yaml`. Every error names its place in the document. Names of the language that this
+//! version does not have are told apart from names it never had.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -831,6 +832,26 @@ mod tests {
                 assert!(error.to_string().contains("cannot be put together"), "{error}");
             }
         }
+    }
+
+    #[test]
+    fn a_bucketed_table_needs_something_to_add_up_and_room_for_the_view_s_name() {
+        let document = |table: &str, aggregates: Json| {
+            let mut fields = json!({"show": "TEXT", "bucket": "INT"});
+            if aggregates.get("IN").is_some() {
+                fields["n"] = json!("INT");
+            }
+            json!({"projections": {"counts": {
+                "source_events": ["IN"], "lanes": 4, "fields": fields, "aggregates": aggregates,
+                "target": {"table": table, "primary_key": ["show", "bucket"]},
+                "derive": {"show": "event.show", "bucket": "lane()"}}}})
+        };
+        let count = json!({"IN": {"n": {"op": "count"}}});
+        assert!(parse_document(&document(&"t".repeat(57), count.clone())).is_ok());
+        let error = parse_document(&document(&"t".repeat(58), count)).unwrap_err().to_string();
+        assert!(error.contains("at most 57 characters"), "{error}");
+        let error = parse_document(&document("t", json!({}))).unwrap_err().to_string();
+        assert!(error.contains("needs a column to add up"), "{error}");
     }
 
     #[test]
