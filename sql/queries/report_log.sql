@@ -4,7 +4,7 @@
 -- A horizon below the reported one is not taken: either the log or Postgres was restored from an older copy. Gives the
 -- horizon that stands.
 INSERT INTO lanes.log AS known (log_id, horizon, horizon_time, floor, reported_at)
-VALUES ($1, $2, pg_catalog.to_timestamp($3 / 1000.0::double precision), $4, pg_catalog.clock_timestamp())
+VALUES ($1, $2, pg_catalog.to_timestamp(($3::bigint / 1000.0)::double precision), $4, pg_catalog.clock_timestamp())
 ON CONFLICT (log_id) DO UPDATE
 SET horizon = GREATEST(known.horizon, EXCLUDED.horizon),
     horizon_time = CASE WHEN EXCLUDED.horizon >= known.horizon THEN EXCLUDED.horizon_time ELSE known.horizon_time END,
