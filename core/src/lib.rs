@@ -9,3 +9,4 @@ pub mod event;
 pub mod hash;
 pub mod key;
 pub mod lane;
+pub mod projection;

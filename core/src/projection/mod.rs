@@ -1,0 +1,178 @@
+//! Projections: which events change which table, and how.
+//!
+//! [`parse_document`] reads and checks definitions; the daemon and the extension both call it, so they accept and
+//! refuse the same. [`Fold`] turns a batch of events into one change per row.
+//!
+//! Invariants: a [`Projection`] exists only if it passed every check, PROJ-2 among them. Nothing depends on the order
+//! of names in a document, except the order of columns, which is that of `fields`.
+
+pub mod definition;
+pub mod expression;
+pub mod number;
+pub mod value;
+
+use bigdecimal::BigDecimal;
+
+pub use definition::{DefinitionError, parse_document};
+pub use expression::Expression;
+pub use number::Number;
+pub use value::{ColumnType, Value};
+
+use crate::lane;
+
+/// A definition that passed the checks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Projection {
+    /// Its name, see [`lane::is_projection_name`].
+    pub name: String,
+    /// The number of lanes at the start, between 1 and [`lane::MAXIMUM_LANES`].
+    pub lanes: u32,
+    /// What is hashed to slots.
+    pub lane_key: Expression,
+    /// The type through which the lane key goes before it is text. Where the row key holds the lane key in an INT
+    /// column, the keys 7 and "7.0" mean one row and so must go to one lane.
+    pub lane_key_type: ColumnType,
+    /// The types of the events that change it, each once.
+    pub source_events: Vec<String>,
+    /// The table.
+    pub target: Target,
+    /// All columns, in the order of `fields`.
+    pub fields: Vec<Field>,
+    /// The primary key, in the order of `target.primary_key`.
+    pub key_columns: Vec<KeyColumn>,
+    /// All other columns, in the order of `fields`.
+    pub value_columns: Vec<ValueColumn>,
+    /// Why more than one lane would be safe, or that it would not.
+    pub sharing: Sharing,
+    /// Its own part of the document, as it was given.
+    pub definition: serde_json::Value,
+}
+
+/// The table of a projection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// `table` or `schema.table`, both plain identifiers.
+    pub table: String,
+    /// The columns of the primary key.
+    pub primary_key: Vec<String>,
+}
+
+impl Target {
+    /// The schema, if the definition names one.
+    pub fn schema(&self) -> Option<&str> {
+        self.table.split_once('.').map(|(schema, _)| schema)
+    }
+
+    /// The table's name without the schema.
+    pub fn name(&self) -> &str {
+        self.table.split_once('.').map_or(self.table.as_str(), |(_, name)| name)
+    }
+}
+
+/// A column and its type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Field {
+    /// The column's name.
+    pub name: String,
+    /// The column's type.
+    pub column_type: ColumnType,
+}
+
+/// A column of the primary key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyColumn {
+    /// The column's name.
+    pub name: String,
+    /// The column's type.
+    pub column_type: ColumnType,
+    /// Where its value comes from.
+    pub expression: Expression,
+}
+
+/// A column outside the primary key.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ValueColumn {
+    /// The column's name.
+    pub name: String,
+    /// The column's type.
+    pub column_type: ColumnType,
+    /// How its changes are put together.
+    pub kind: ValueKind,
+    /// What an event of each source type does to it: one entry per entry of `source_events`.
+    pub operations: Vec<Option<Operation>>,
+}
+
+/// How the changes of a column are put together. All operations on one column are of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ValueKind {
+    /// The last value wins, null included. Starts at null.
+    Set,
+    /// Numbers are added. Starts at 0.
+    Add {
+        /// Whether an operation has a floor or a ceiling; such sums do not commute.
+        bounded: bool,
+    },
+    /// The least value wins. Starts at null.
+    Min,
+    /// The greatest value wins. Starts at null.
+    Max,
+}
+
+impl ValueKind {
+    /// Whether changes may be applied in any order.
+    pub fn commutes(self) -> bool {
+        !matches!(self, ValueKind::Set | ValueKind::Add { bounded: true })
+    }
+}
+
+/// What an event does to a column.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Operation {
+    /// Sets the value; a null is set too.
+    Set(Expression),
+    /// Adds 1.
+    Count,
+    /// x becomes min(max(x + by, floor), ceiling); a null `by` changes nothing.
+    Add {
+        /// What is added.
+        by: Expression,
+        /// The least value there is after this operation.
+        floor: Option<BigDecimal>,
+        /// The greatest value there is after this operation.
+        ceiling: Option<BigDecimal>,
+    },
+    /// Lowers the value to this one; a null changes nothing.
+    Min(Expression),
+    /// Raises the value to this one; a null changes nothing.
+    Max(Expression),
+}
+
+/// Why several lanes may work on the table at once (PROJ-2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// The row key holds the lane key: each row has one writer.
+    Plain,
+    /// The row key holds `lane()`: each lane writes rows of its own, a view adds them up.
+    Bucketed,
+    /// Rows are shared by lanes, and all changes commute.
+    Commuting,
+    /// None of these: the projection has one lane for good.
+    OneLane,
+}
+
+impl Projection {
+    /// Whether a column of the primary key is `lane()`, so that each lane writes rows of its own.
+    pub fn is_bucketed(&self) -> bool {
+        self.sharing == Sharing::Bucketed
+    }
+
+    /// The number of slots at the start.
+    pub fn slots(&self) -> u32 {
+        lane::slots_for(self.lanes)
+    }
+
+    /// The place of `event_type` in `source_events`; none if its events change nothing.
+    pub fn source_event(&self, event_type: &str) -> Option<usize> {
+        self.source_events.iter().position(|source| source == event_type)
+    }
+}
