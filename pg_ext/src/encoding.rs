@@ -8,10 +8,13 @@ use std::ffi::{CStr, c_char};
 use std::fmt::Write;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use pgrx::callconv::{Arg, ArgAbi};
-use pgrx::datum::FromDatum;
+use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
+use pgrx::datum::{Datum, FromDatum, IntoDatum};
+use pgrx::fcinfo::direct_function_call_as_datum;
 use pgrx::pg_sys::{self, pg_enc};
 use pgrx::varlena::{varatt_is_1b, varatt_is_1b_e, varatt_is_4b_u, varlena_to_byte_slice};
+
+use crate::error::without_backtrace;
 
 const UTF8: i32 = pg_enc::PG_UTF8 as i32;
 
@@ -37,13 +40,15 @@ fn to_utf8(bytes: &[u8]) -> Cow<'_, [u8]> {
         return Cow::Borrowed(bytes);
     }
     let length = i32::try_from(bytes.len()).expect("a Postgres value is smaller than 1 GiB");
-    // SAFETY: pointer and length describe `bytes`. The answer is the same pointer (nothing to convert, so it is as
-    // long), or a new null-terminated string in the current memory context, which is copied and freed here.
+    // SAFETY: pointer and length describe `bytes`.
+    let converted =
+        without_backtrace(|| unsafe { pg_sys::pg_server_to_any(bytes.as_ptr().cast::<c_char>(), length, UTF8) });
+    // The same pointer says that there was nothing to convert.
+    if converted.cast_const() == bytes.as_ptr().cast::<c_char>() {
+        return Cow::Borrowed(bytes);
+    }
+    // SAFETY: otherwise it is a new null-terminated string in the current memory context, copied and freed here.
     unsafe {
-        let converted = pg_sys::pg_server_to_any(bytes.as_ptr().cast::<c_char>(), length, UTF8);
-        if converted.cast_const() == bytes.as_ptr().cast::<c_char>() {
-            return Cow::Borrowed(bytes);
-        }
         let copy = CStr::from_ptr(converted).to_bytes().to_vec();
         pg_sys::pfree(converted.cast());
         Cow::Owned(copy)
@@ -139,3 +144,61 @@ macro_rules! argument {
 
 argument!(Text, "text");
 argument!(Bytes, "bytea");
+
+/// A `jsonb` value, as argument or answer.
+pub(crate) struct Jsonb(pg_sys::Datum);
+
+impl Jsonb {
+    /// The value as JSON text in UTF-8.
+    pub(crate) fn to_json(&self) -> Vec<u8> {
+        // SAFETY: the datum is a jsonb (declared so); jsonb_out reads it and gives a null-terminated string in the
+        // current memory context.
+        let text = unsafe {
+            let text = direct_function_call_as_datum(pg_sys::jsonb_out, &[Some(self.0)]);
+            CStr::from_ptr(text.expect("jsonb_out returns no null").cast_mut_ptr::<c_char>())
+        };
+        to_utf8(text.to_bytes()).into_owned()
+    }
+
+    /// The field of an object, as `->` gives it. `name` is ASCII.
+    pub(crate) fn field(&self, name: &str) -> Option<Jsonb> {
+        debug_assert!(name.is_ascii(), "other text would need the database's encoding");
+        // SAFETY: a jsonb and a text, as the function is declared.
+        unsafe { direct_function_call_as_datum(pg_sys::jsonb_object_field, &[Some(self.0), name.into_datum()]) }
+            .map(Jsonb)
+    }
+}
+
+impl FromDatum for Jsonb {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _type: pg_sys::Oid) -> Option<Self> {
+        (!is_null).then_some(Jsonb(datum))
+    }
+}
+
+impl IntoDatum for Jsonb {
+    fn into_datum(self) -> Option<pg_sys::Datum> {
+        Some(self.0)
+    }
+
+    fn type_oid() -> pg_sys::Oid {
+        pg_sys::JSONBOID
+    }
+}
+
+// SAFETY: unboxing goes through FromDatum, as for pgrx's own types.
+unsafe impl<'fcx> ArgAbi<'fcx> for Jsonb {
+    unsafe fn unbox_arg_unchecked(argument: Arg<'_, 'fcx>) -> Self {
+        // SAFETY: the function is declared with this type.
+        unsafe { argument.unbox_arg_using_from_datum() }.expect("functions with such an argument are STRICT")
+    }
+}
+
+// SAFETY: the datum is what Postgres takes as it is.
+unsafe impl BoxRet for Jsonb {
+    unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
+        // SAFETY: a jsonb, where the function is declared to return one.
+        unsafe { fcinfo.return_raw_datum(self.0) }
+    }
+}
+
+pgrx::impl_sql_translatable!(Jsonb, "jsonb");

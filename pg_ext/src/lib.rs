@@ -13,6 +13,7 @@ compile_error!("pg_lanes needs panic = \"unwind\": pgrx turns a panic into a Pos
 
 pgrx::pg_module_magic!();
 
+mod definition;
 mod encoding;
 mod error;
 mod hashing;

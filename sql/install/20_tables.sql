@@ -33,6 +33,8 @@ CREATE TABLE lanes.projection (
     target_table text        NOT NULL,
     defined_at   timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     CONSTRAINT projection_key PRIMARY KEY (name, version),
+    -- Two projections of one table could write one row from two lanes. Deferrable, so that two names can be swapped.
+    CONSTRAINT projection_target_table UNIQUE (target_table) DEFERRABLE,
     CONSTRAINT projection_log FOREIGN KEY (log_id) REFERENCES lanes.log,
     CONSTRAINT projection_name CHECK (name ~ '^[a-z_][a-z0-9_]{0,62}$'),
     CONSTRAINT projection_version CHECK (version >= 1),
@@ -47,7 +49,7 @@ COMMENT ON COLUMN lanes.projection.log_id IS 'The one log that the projection re
 COMMENT ON COLUMN lanes.projection.definition IS 'The projection''s own part of the document it was defined by';
 COMMENT ON COLUMN lanes.projection.lanes IS 'Number of lanes: how many workers can work at once';
 COMMENT ON COLUMN lanes.projection.slots IS 'Number of slots: fixed hash buckets of keys, which lanes own';
-COMMENT ON COLUMN lanes.projection.target_table IS 'The table that a batch of this version may write to';
+COMMENT ON COLUMN lanes.projection.target_table IS 'The table that a batch of this version may write to: schema and name, quoted where SQL needs it';
 COMMENT ON COLUMN lanes.projection.defined_at IS 'When the version was defined';
 SELECT pg_catalog.pg_extension_config_dump('lanes.projection', '');
 

@@ -21,7 +21,7 @@ CREATE FUNCTION lanes.find_projection(projection text) RETURNS lanes.projection
     STABLE PARALLEL SAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    found lanes.projection;
+    defined lanes.projection;
 BEGIN
     IF find_projection.projection IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'projection must not be null';
@@ -29,7 +29,7 @@ BEGIN
     -- Refuses a malformed name (42602), so the parts below are a name and at most a number.
     PERFORM lanes.lock_key(find_projection.projection, 0);
     -- `orders` means the version in use: the first, as long as nothing makes another.
-    SELECT p.* INTO found
+    SELECT p.* INTO defined
     FROM lanes.projection AS p
     WHERE p.name = pg_catalog.split_part(find_projection.projection, '~', 1)
       AND p.version = COALESCE(NULLIF(pg_catalog.split_part(find_projection.projection, '~', 2), ''), '1')::bigint;
@@ -39,7 +39,7 @@ BEGIN
             MESSAGE = pg_catalog.format('projection "%s" does not exist', find_projection.projection),
             HINT = 'Define it with lanes.define or ingestd apply; lanes.status lists the ones there are.';
     END IF;
-    RETURN found;
+    RETURN defined;
 END
 $$;
 COMMENT ON FUNCTION lanes.find_projection(text) IS

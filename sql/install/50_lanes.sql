@@ -8,19 +8,19 @@ CREATE FUNCTION lanes.lock_lane(projection text, lane int, epoch bigint) RETURNS
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    found lanes.projection := lanes.find_projection(lock_lane.projection);
+    defined lanes.projection := lanes.find_projection(lock_lane.projection);
     locked lanes.checkpoint;
 BEGIN
     SELECT c.* INTO locked
     FROM lanes.checkpoint AS c
-    WHERE c.projection = found.name AND c.version = found.version AND c.lane = lock_lane.lane
+    WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = lock_lane.lane
     FOR UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING
             ERRCODE = 'undefined_object',
             MESSAGE = pg_catalog.format('lane %s of projection "%s" does not exist',
                 COALESCE(lock_lane.lane::text, 'null'), lock_lane.projection),
-            HINT = pg_catalog.format('It has %s lanes, numbered from 0.', found.lanes);
+            HINT = pg_catalog.format('It has %s lanes, numbered from 0.', defined.lanes);
     END IF;
     IF locked.epoch IS DISTINCT FROM lock_lane.epoch THEN
         RAISE EXCEPTION USING
@@ -29,7 +29,7 @@ BEGIN
                 locked.lane, lock_lane.projection, locked.epoch, COALESCE(lock_lane.epoch::text, 'null')),
             DETAIL = CASE WHEN locked.owner IS NOT NULL
                 THEN pg_catalog.format('Worker "%s" claimed it last.', locked.owner)
-                ELSE 'No worker has claimed it since it was released.' END,
+                ELSE 'It was released, or never claimed.' END,
             HINT = 'Drop the batch, and claim a lane again.';
     END IF;
     RETURN locked;
@@ -52,7 +52,7 @@ CREATE FUNCTION lanes.claim(projection text, worker text, log_id uuid DEFAULT NU
     VOLATILE PARALLEL UNSAFE ROWS 1 LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    found     lanes.projection := lanes.find_projection(claim.projection);
+    defined     lanes.projection := lanes.find_projection(claim.projection);
     candidate int;
 BEGIN
     IF COALESCE(claim.worker, '') = '' THEN
@@ -61,14 +61,14 @@ BEGIN
             MESSAGE = 'worker must have a name',
             HINT = 'Pass a name that tells people which process holds the lane, for example host and process id.';
     END IF;
-    IF claim.log_id IS DISTINCT FROM found.log_id THEN
+    IF claim.log_id IS DISTINCT FROM defined.log_id THEN
         RAISE EXCEPTION USING
             ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = CASE WHEN claim.log_id IS NULL
                 THEN pg_catalog.format('projection "%s" reads log %s, and the worker named none',
-                    claim.projection, found.log_id)
+                    claim.projection, defined.log_id)
                 ELSE pg_catalog.format('projection "%s" reads log %s, not %s',
-                    claim.projection, found.log_id, claim.log_id) END,
+                    claim.projection, defined.log_id, claim.log_id) END,
             DETAIL = 'Only the daemon whose log it is can read its events.',
             HINT = 'Let the ingestd that holds this log work on the projection; it passes the id of its log.';
     END IF;
@@ -76,9 +76,9 @@ BEGIN
     FOR candidate IN
         SELECT c.lane
         FROM lanes.checkpoint AS c
-        WHERE c.projection = found.name AND c.version = found.version
+        WHERE c.projection = defined.name AND c.version = defined.version
         -- The last sign of life: the lane longest without an owner comes first.
-        ORDER BY GREATEST(found.defined_at, c.claimed_at, c.moved_at, c.released_at), c.lane
+        ORDER BY GREATEST(defined.defined_at, c.claimed_at, c.moved_at, c.released_at), c.lane
     LOOP
         CONTINUE WHEN NOT lanes.take_lane_lock(claim.projection, candidate);
         -- Waits for a batch that is still running under an older epoch.
@@ -93,7 +93,7 @@ BEGIN
             released_at = NULL,
             stopped_at = NULL,
             stopped_reason = NULL
-        WHERE c.projection = found.name AND c.version = found.version AND c.lane = candidate
+        WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = candidate
         RETURNING c.lane, c.epoch, c."position" INTO STRICT lane, epoch, "position";
         RETURN NEXT;
         RETURN;
@@ -108,7 +108,7 @@ CREATE FUNCTION lanes.release(projection text, lane int, epoch bigint) RETURNS b
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    found lanes.projection := lanes.find_projection(release.projection);
+    defined lanes.projection := lanes.find_projection(release.projection);
 BEGIN
     UPDATE lanes.checkpoint AS c
     SET owner = NULL,
@@ -117,7 +117,7 @@ BEGIN
         owner_address = NULL,
         owner_started_at = NULL,
         released_at = pg_catalog.clock_timestamp()
-    WHERE c.projection = found.name AND c.version = found.version AND c.lane = release.lane
+    WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = release.lane
       AND c.epoch = release.epoch
       AND c.owner_process_id = pg_catalog.pg_backend_pid()
       -- Process ids come round again: the session that claimed is meant.
@@ -139,9 +139,9 @@ CREATE FUNCTION lanes.begin_batch(projection text, lane int, epoch bigint, log_i
 AS $$
 DECLARE
     -- How long a worker may leave the transaction idle, and with it the lane locked.
-    longest_idle CONSTANT interval := '60 seconds';
+    longest_idle CONSTANT text := '60s';
     idle    interval;
-    found   lanes.projection;
+    defined   lanes.projection;
     locked  lanes.checkpoint;
     running text := NULLIF(pg_catalog.current_setting('pg_lanes.batch', true), '');
     batch   text;
@@ -173,14 +173,14 @@ BEGIN
     END IF;
 
     idle := pg_catalog.current_setting('idle_in_transaction_session_timeout');
-    IF idle = '0' OR idle > longest_idle THEN
-        PERFORM pg_catalog.set_config('idle_in_transaction_session_timeout', longest_idle::text, true);
+    IF idle = '0' OR idle > longest_idle::interval THEN
+        PERFORM pg_catalog.set_config('idle_in_transaction_session_timeout', longest_idle, true);
     END IF;
     PERFORM pg_catalog.set_config('pg_lanes.batch', batch, true);
 
-    found := lanes.find_projection(begin_batch.projection);
+    defined := lanes.find_projection(begin_batch.projection);
     begin_batch."position" := locked."position";
-    begin_batch.target_table := found.target_table;
+    begin_batch.target_table := defined.target_table;
     RETURN NEXT;
 END
 $$;
@@ -203,12 +203,13 @@ BEGIN
             MESSAGE = pg_catalog.format('no batch of %s was begun in this transaction', batch),
             HINT = 'Call lanes.begin_batch first, write the rows, then call lanes.commit_batch in the same transaction.';
     END IF;
-    IF commit_batch."position" IS NULL OR commit_batch."position" < locked."position" THEN
+    IF commit_batch."position" IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'position must not be null';
+    ELSIF commit_batch."position" < locked."position" THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value',
             MESSAGE = pg_catalog.format('position %s is below the checkpoint of lane %s of projection "%s", which is %s',
-                COALESCE(commit_batch."position"::text, 'null'), locked.lane, commit_batch.projection,
-                locked."position"),
+                commit_batch."position", locked.lane, commit_batch.projection, locked."position"),
             HINT = 'Events up to the checkpoint are applied: drop them from the batch.';
     END IF;
     IF commit_batch.skipped_null_key IS NULL OR commit_batch.skipped_null_key < 0 THEN

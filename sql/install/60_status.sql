@@ -8,18 +8,20 @@ WITH held AS MATERIALIZED (
     WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
       AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database())
 ), lane AS (
-    SELECT p.name, p.version, p.defined_at, c.*,
-        p.name || '~' || p.version::text AS versioned_name,
+    SELECT p.defined_at, c.*, p.name || '~' || p.version::text AS versioned_name
+    FROM lanes.projection AS p
+    JOIN lanes.checkpoint AS c ON c.projection = p.name AND c.version = p.version
+), owned AS (
+    SELECT n.*,
         -- Whether somebody owns the lane is asked of the lock, never of the stored columns: after a crash or a restore
         -- these still name an owner.
         EXISTS (
             SELECT FROM held AS h
-            WHERE h.pid = c.owner_process_id
-              AND h.classid = ((lanes.lock_key(p.name || '~' || p.version::text, c.lane) >> 32) & 4294967295)::oid
-              AND h.objid = (lanes.lock_key(p.name || '~' || p.version::text, c.lane) & 4294967295)::oid
+            WHERE h.pid = n.owner_process_id
+              AND h.classid = ((lanes.lock_key(n.versioned_name, n.lane) >> 32) & 4294967295::bigint)::oid
+              AND h.objid = (lanes.lock_key(n.versioned_name, n.lane) & 4294967295::bigint)::oid
         ) AS is_owned
-    FROM lanes.projection AS p
-    JOIN lanes.checkpoint AS c ON c.projection = p.name AND c.version = p.version
+    FROM lane AS n
 )
 SELECT
     s.projection,
@@ -47,7 +49,7 @@ SELECT
     s.log_id,
     l.reported_at AS log_reported_at,
     pg_catalog.clock_timestamp() - l.reported_at AS log_report_age
-FROM lane AS s
+FROM owned AS s
 JOIN lanes.log AS l ON l.log_id = s.log_id
 ORDER BY s.projection, s.version, s.lane;
 COMMENT ON VIEW lanes.status IS 'One row a lane of every projection: who owns it now, how far it is, and why it does not go on';
