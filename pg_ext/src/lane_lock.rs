@@ -10,6 +10,7 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 
 use lanes_core::lane;
+use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::pg_sys::{self, LOCKTAG, SubTransactionId, SubXactEvent, XactEvent};
 use pgrx::{PgLogLevel, pg_extern, pg_guard};
@@ -72,6 +73,14 @@ fn give_up_lane_lock(projection: Text<'_>, lane: i32) -> Result<bool, ErrorRepor
         note(key, Change::GivenUp);
     }
     Ok(held)
+}
+
+/// When this session began: tells it from an earlier one with the same process id. (`pg_stat_activity` hides it from a
+/// role that is not the one that logged in.)
+#[pg_extern(sql = false)]
+fn session_started_at() -> TimestampWithTimeZone {
+    // SAFETY: set when the session began and never changed.
+    TimestampWithTimeZone::try_from(unsafe { pg_sys::MyStartTimestamp }).expect("the server's own clock is in range")
 }
 
 /// The tag under which `pg_advisory_lock(key)` locks, so that SQL and other clients see the same lock.

@@ -7,6 +7,7 @@
 //!   reach a client, since it would come as XX000 with a backtrace.
 //! - Text is never taken as `&str`: the database may be in another encoding than UTF-8 (see [`encoding`]).
 #![allow(unsafe_code, reason = "Postgres hands over raw pointers; every block says why it is sound")]
+#![allow(clippy::result_large_err, reason = "ErrorReport is pgrx's, and an error ends the statement anyway")]
 
 #[cfg(not(panic = "unwind"))]
 compile_error!("pg_lanes needs panic = \"unwind\": pgrx turns a panic into a Postgres error by unwinding");

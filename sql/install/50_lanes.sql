@@ -40,10 +40,7 @@ COMMENT ON FUNCTION lanes.lock_lane(text, int, bigint) IS
 REVOKE ALL ON FUNCTION lanes.lock_lane(text, int, bigint) FROM PUBLIC;
 
 CREATE FUNCTION lanes.session_started_at() RETURNS timestamptz
-    STABLE PARALLEL RESTRICTED LANGUAGE sql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT a.backend_start FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) AS a
-$$;
+    STABLE PARALLEL RESTRICTED COST 1 LANGUAGE c AS 'MODULE_PATHNAME', 'session_started_at_wrapper';
 COMMENT ON FUNCTION lanes.session_started_at() IS
     'When this session began: tells it from an earlier one with the same process id';
 

@@ -20,11 +20,31 @@ SELECT has_schema_privilege('golden_plain', 'lanes', 'USAGE') AS usage, has_sche
 SET ROLE golden_monitor;
 SELECT count(*) >= 0 AS readable FROM lanes.status;
 RESET ROLE;
+-- A worker with the grants that sql/README.md names, and no more, can do its work.
+CREATE ROLE golden_worker;
+GRANT SELECT ON lanes.log, lanes.projection TO golden_worker;
+GRANT SELECT, UPDATE ON lanes.checkpoint TO golden_worker;
+GRANT EXECUTE ON FUNCTION lanes.claim, lanes.release, lanes.begin_batch, lanes.commit_batch, lanes.stop_lane,
+    lanes.lock_lane, lanes.take_lane_lock, lanes.give_up_lane_lock TO golden_worker;
+SET ROLE golden_worker;
+BEGIN;
+SELECT lane FROM lanes.claim('orders', 'w', '00000000-0000-0000-0000-00000000000a') \gset
+SELECT epoch FROM lanes.checkpoint WHERE lane = :lane \gset
+SELECT target_table FROM lanes.begin_batch('orders', :lane, :epoch, '00000000-0000-0000-0000-00000000000a');
+SELECT lanes.commit_batch('orders', :lane, :epoch, 1000);
+SELECT lanes.stop_lane('orders', :lane, :epoch, 'done');
+SELECT lanes.release('orders', :lane, :epoch);
+ROLLBACK;
+SELECT * FROM failure($$ SELECT lanes.define(document('orders'), '00000000-0000-0000-0000-00000000000a') $$) \gx
+SELECT * FROM failure($$ DELETE FROM lanes.checkpoint $$) \gx
+RESET ROLE;
 -- Functions that are not C fix their search_path and run with the caller's rights.
 SELECT p.oid::regprocedure AS unsafe
 FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
 WHERE p.pronamespace = 'lanes'::regnamespace
     AND (p.prosecdef OR l.lanname <> 'c' AND p.prosqlbody IS NULL
         AND p.proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}');
+DROP OWNED BY golden_worker;
+DROP ROLE golden_worker;
 DROP ROLE golden_plain;
 DROP ROLE golden_monitor;
