@@ -205,7 +205,7 @@ mod tests {
         #[test]
         fn slots_agree_with_lane_of(key in ".{0,40}", lanes in 1u32..=MAXIMUM_LANES) {
             let slots = slots_for(lanes);
-            prop_assert!(slots >= MINIMUM_SLOTS && slots % lanes == 0 && (slots / lanes).is_power_of_two());
+            prop_assert!(slots >= MINIMUM_SLOTS && slots.is_multiple_of(lanes) && (slots / lanes).is_power_of_two());
             prop_assert!(slots / 2 < MINIMUM_SLOTS || slots == lanes);
             let lane = lane_of(key.as_bytes(), lanes as i32, Strategy::Modulo).unwrap();
             prop_assert_eq!(slot_of(key.as_bytes(), slots) % lanes, lane as u32);

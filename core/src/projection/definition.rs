@@ -1,16 +1,17 @@
 //! Reading definitions: the document's shape, names, types, and whether lanes could get into each other's way.
 //!
-//! Format: `{"projections": {NAME: {…}}}` with the names and nesting of `docs`' example. Every error names its place
-//! in the document. Names of the language that this version does not have are told apart from names it never had.
+//! Format: `{"projections": {NAME: {source_events, target, fields, derive, aggregates, lanes, lane_key}}}`, as in the
+//! project's `testdata/projections.yaml`. Every error names its place in the document. Names of the language that this
+//! version does not have are told apart from names it never had.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bigdecimal::BigDecimal;
 use serde_json::{Map, Value as Json};
 
 use super::expression::{ExpressionError, kind_of};
 use super::{
-    ColumnType, Expression, Field, KeyColumn, Operation, Projection, Sharing, Target, Value, ValueColumn, ValueKind,
+    ColumnType, Expression, Field, KeyColumn, Number, Operation, Projection, Sharing, Target, Value, ValueColumn,
+    ValueKind,
 };
 use crate::event::MAXIMUM_TYPE_BYTES;
 use crate::lane;
@@ -497,7 +498,7 @@ fn parse_operation(place: &Place<'_>, field: &Field) -> Result<(Operation, Value
             if let (Some(low), Some(high)) = (&floor, &ceiling)
                 && low > high
             {
-                return Err(place.error(format!("floor {low} is above ceiling {high}")));
+                return Err(place.error(format!("floor {} is above ceiling {}", low.to_text(), high.to_text())));
             }
             let bounded = floor.is_some() || ceiling.is_some();
             (Operation::Add { by, floor, ceiling }, ValueKind::Add { bounded })
@@ -523,12 +524,12 @@ fn parse_operation(place: &Place<'_>, field: &Field) -> Result<(Operation, Value
 }
 
 /// A floor or ceiling: a number that the column can hold.
-fn parse_bound(place: &Place<'_>, field: &Field) -> Result<BigDecimal, DefinitionError> {
+fn parse_bound(place: &Place<'_>, field: &Field) -> Result<Number, DefinitionError> {
     let type_name = field.column_type.name();
     match place.expression()? {
         Expression::Literal(value @ (Value::Integer(_) | Value::Numeric(_))) => match value.cast(field.column_type) {
-            Ok(Value::Integer(integer)) => Ok(BigDecimal::from(integer)),
-            Ok(Value::Numeric(decimal)) => Ok(decimal),
+            Ok(Value::Integer(integer)) => Ok(Number::Integer(integer.into())),
+            Ok(Value::Numeric(decimal)) => Ok(Number::Decimal(decimal)),
             _ => Err(place.error(format!("{value} cannot be a value of type {type_name}"))),
         },
         other => Err(place.error(format!("must be a number, not {other}"))),
@@ -583,6 +584,11 @@ fn check_sharing(
                      or take lane() out of the primary key and make {lane_key} part of it; \
                      or move the column to a projection of its own."
                 )));
+        }
+        if value_columns.is_empty() {
+            return Err(place
+                .error("a table bucketed by lane() needs a column to add up")
+                .with_hint("Add a column with an operation under aggregates, or take lane() out of the primary key."));
         }
         if target.name().len() + TOTAL_VIEW_SUFFIX.len() > 63 {
             return Err(place.error(format!(
@@ -826,6 +832,26 @@ mod tests {
                 assert!(error.to_string().contains("cannot be put together"), "{error}");
             }
         }
+    }
+
+    #[test]
+    fn a_bucketed_table_needs_something_to_add_up_and_room_for_the_view_s_name() {
+        let document = |table: &str, aggregates: Json| {
+            let mut fields = json!({"show": "TEXT", "bucket": "INT"});
+            if aggregates.get("IN").is_some() {
+                fields["n"] = json!("INT");
+            }
+            json!({"projections": {"counts": {
+                "source_events": ["IN"], "lanes": 4, "fields": fields, "aggregates": aggregates,
+                "target": {"table": table, "primary_key": ["show", "bucket"]},
+                "derive": {"show": "event.show", "bucket": "lane()"}}}})
+        };
+        let count = json!({"IN": {"n": {"op": "count"}}});
+        assert!(parse_document(&document(&"t".repeat(57), count.clone())).is_ok());
+        let error = parse_document(&document(&"t".repeat(58), count)).unwrap_err().to_string();
+        assert!(error.contains("at most 57 characters"), "{error}");
+        let error = parse_document(&document("t", json!({}))).unwrap_err().to_string();
+        assert!(error.contains("needs a column to add up"), "{error}");
     }
 
     #[test]

@@ -1,22 +1,27 @@
 //! Projections: which events change which table, and how.
 //!
 //! [`parse_document`] reads and checks definitions; the daemon and the extension both call it, so they accept and
-//! refuse the same. [`Fold`] turns a batch of events into one change per row.
+//! refuse the same. An [`EventView`] reads an event once for all projections; [`Fold`] turns a batch of events into
+//! one change per row.
 //!
 //! Invariants: a [`Projection`] exists only if it passed every check, PROJ-2 among them. Nothing depends on the order
 //! of names in a document, except the order of columns, which is that of `fields`.
 
 pub mod definition;
 pub mod expression;
+pub mod fold;
 pub mod number;
 pub mod value;
-
-use bigdecimal::BigDecimal;
+pub mod view;
 
 pub use definition::{DefinitionError, parse_document};
 pub use expression::Expression;
+pub use fold::{Change, Fold, Folded, FoldedRow};
 pub use number::Number;
 pub use value::{ColumnType, Value};
+pub use view::{DataError, EventView};
+
+use std::borrow::Cow;
 
 use crate::lane;
 
@@ -137,9 +142,9 @@ pub enum Operation {
         /// What is added.
         by: Expression,
         /// The least value there is after this operation.
-        floor: Option<BigDecimal>,
+        floor: Option<Number>,
         /// The greatest value there is after this operation.
-        ceiling: Option<BigDecimal>,
+        ceiling: Option<Number>,
     },
     /// Lowers the value to this one; a null changes nothing.
     Min(Expression),
@@ -174,5 +179,20 @@ impl Projection {
     /// The place of `event_type` in `source_events`; none if its events change nothing.
     pub fn source_event(&self, event_type: &str) -> Option<usize> {
         self.source_events.iter().position(|source| source == event_type)
+    }
+    /// The lane key of an event, as text; none if it is null. For an event of a source type; of others it has no
+    /// meaning.
+    ///
+    /// # Errors
+    /// [`DataError`] for text that Postgres cannot hold.
+    pub fn lane_key_of<'v>(&'v self, view: &'v EventView<'_>) -> Result<Option<Cow<'v, str>>, DataError> {
+        // Where the value does not fit the type, the event will fail: in the lane of its text, as an event of that key.
+        if self.lane_key_type != ColumnType::Text
+            && let Ok(value) = view.value(&self.lane_key, self.lane_key_type, 0)
+        {
+            return Ok(value.map(|value| value.normalized().into_text()));
+        }
+        let value = view.value(&self.lane_key, ColumnType::Text, 0).map_err(|misfit| misfit.at(view, None))?;
+        Ok(value.map(value::ValueRef::into_text))
     }
 }

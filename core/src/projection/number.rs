@@ -41,10 +41,11 @@ impl Number {
             return Ok(Number::Integer(small.into()));
         }
         let parts = Parts::of(text).ok_or(NOT_A_NUMBER)?;
-        if parts.fraction.is_empty() && parts.exponent == 0 {
-            if let Some(integer) = parts.integer_value() {
-                return Ok(Number::Integer(integer));
-            }
+        if parts.fraction.is_empty()
+            && parts.exponent == 0
+            && let Some(integer) = parts.integer_value()
+        {
+            return Ok(Number::Integer(integer));
         }
         let significant = parts.integer.trim_start_matches('0');
         if significant.is_empty() && parts.fraction.bytes().all(|digit| digit == b'0') {

@@ -4,6 +4,7 @@
 //! through something that is no object. Text never holds U+0000, which Postgres's `text` cannot.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::fmt;
 
 use bigdecimal::BigDecimal;
@@ -133,14 +134,23 @@ impl<'a> ValueRef<'a> {
         }
     }
 
-    /// Whether it is the same value.
-    pub fn equals(&self, value: &Value) -> bool {
+    /// The order of two values of one type; values of different types are never compared, and count as equal.
+    pub fn compare(&self, value: &Value) -> Ordering {
         match (self, value) {
-            (ValueRef::Text(left), Value::Text(right)) => left.as_ref() == right,
-            (ValueRef::Integer(left), Value::Integer(right)) => left == right,
-            (ValueRef::Numeric(left), Value::Numeric(right)) => left == right,
-            (ValueRef::Boolean(left), Value::Boolean(right)) => left == right,
-            _ => false,
+            (ValueRef::Text(left), Value::Text(right)) => left.as_ref().cmp(right),
+            (ValueRef::Integer(left), Value::Integer(right)) => left.cmp(right),
+            (ValueRef::Numeric(left), Value::Numeric(right)) => left.cmp(right),
+            (ValueRef::Boolean(left), Value::Boolean(right)) => left.cmp(right),
+            _ => Ordering::Equal,
+        }
+    }
+
+    /// The value in the one spelling that all equal values have: 1.0 and 1 are one key.
+    #[must_use]
+    pub fn normalized(self) -> ValueRef<'a> {
+        match self {
+            ValueRef::Numeric(decimal) => ValueRef::Numeric(decimal.normalized()),
+            other => other,
         }
     }
 

@@ -1,0 +1,237 @@
+//! Folding: a batch of events becomes one change per row, the same as applying the events one by one (PROJ-1).
+//!
+//! Invariants: sums are exact, whatever their size; only what is stored must fit its column. An `add` with bounds is
+//! the function x ► min(max(x + sum, floor), ceiling), and two of them in succession are again one such function.
+//! An event that cannot be applied leaves the fold as it was.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+
+use super::number::Number;
+use super::value::{Value, ValueRef};
+use super::view::{DataError, EventView};
+use super::{Expression, Operation, Projection, ValueKind};
+
+/// What a batch does to one column of one row.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Change {
+    /// Nothing: the stored value stays; in a new row it is the column's start.
+    Untouched,
+    /// The value becomes this one.
+    Set(Option<Value>),
+    /// x becomes min(max(x + sum, floor), ceiling); an absent bound bounds nothing.
+    Add {
+        /// What is added; it may be greater than the column holds.
+        sum: Number,
+        /// The least value there is afterwards.
+        floor: Option<Number>,
+        /// The greatest value there is afterwards, at least `floor`.
+        ceiling: Option<Number>,
+    },
+    /// The value becomes this one if it was null or greater.
+    Min(Value),
+    /// The value becomes this one if it was null or less.
+    Max(Value),
+}
+
+/// One row and its changes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FoldedRow {
+    /// The primary key, in the order of [`Projection::key_columns`].
+    pub key: Vec<Value>,
+    /// One change per entry of [`Projection::value_columns`].
+    pub changes: Vec<Change>,
+}
+
+/// What a batch does to the table.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Folded {
+    /// The rows, sorted by key, each once.
+    pub rows: Vec<FoldedRow>,
+    /// How many events changed no row because their lane key or row key was null.
+    pub skipped_null_key: u64,
+}
+
+/// A batch in the making. Events are added in position order.
+#[derive(Debug)]
+pub struct Fold<'p> {
+    projection: &'p Projection,
+    lane: u32,
+    /// Whether the lane key may be null without the row key being so.
+    checks_lane_key: bool,
+    rows: Vec<FoldedRow>,
+    /// By the hash of a key, the row that was last added with that hash, and for each row the one before it. So a key
+    /// is looked up without making an owned copy of it.
+    newest: HashMap<u64, usize>,
+    before: Vec<Option<usize>>,
+    hasher: RandomState,
+    skipped_null_key: u64,
+}
+
+/// What one event does to one column, before it is applied.
+enum Input<'v> {
+    Nothing,
+    Set(Option<ValueRef<'v>>),
+    Add(Number, Option<&'v Number>, Option<&'v Number>),
+    Min(ValueRef<'v>),
+    Max(ValueRef<'v>),
+}
+
+impl<'p> Fold<'p> {
+    /// An empty batch of the lane `lane`.
+    pub fn new(projection: &'p Projection, lane: u32) -> Fold<'p> {
+        let in_row_key = projection.key_columns.iter().any(|column| column.expression == projection.lane_key);
+        let may_be_null = matches!(projection.lane_key, Expression::Payload(_));
+        Fold {
+            projection,
+            lane,
+            checks_lane_key: may_be_null && !in_row_key,
+            rows: Vec::new(),
+            newest: HashMap::new(),
+            before: Vec::new(),
+            hasher: RandomState::new(),
+            skipped_null_key: 0,
+        }
+    }
+
+    /// The number of rows so far.
+    pub fn row_count(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Adds an event. One whose type is not a source of the projection changes nothing.
+    ///
+    /// # Errors
+    /// [`DataError`] if a value does not fit; the fold is as it was before.
+    pub fn add(&mut self, view: &EventView<'_>) -> Result<(), DataError> {
+        let projection = self.projection;
+        let Some(source) = projection.source_event(&view.event().event_type) else { return Ok(()) };
+        if self.checks_lane_key && projection.lane_key_of(view)?.is_none() {
+            self.skipped_null_key += 1;
+            return Ok(());
+        }
+        let Some(key) = self.key_of(view)? else {
+            self.skipped_null_key += 1;
+            return Ok(());
+        };
+        let mut inputs = Vec::with_capacity(projection.value_columns.len());
+        for column in &projection.value_columns {
+            let operation = column.operations.get(source).and_then(Option::as_ref);
+            let input = input_of(operation, column.column_type, view);
+            inputs.push(input.map_err(|misfit| misfit.at(view, Some(&column.name)))?);
+        }
+        // From here on nothing fails.
+        let row = self.row_of(key);
+        if let Some(row) = self.rows.get_mut(row) {
+            for (change, input) in row.changes.iter_mut().zip(inputs) {
+                apply(change, input);
+            }
+        }
+        Ok(())
+    }
+
+    /// The batch's rows, sorted by key.
+    pub fn finish(self) -> Folded {
+        let mut rows = self.rows;
+        rows.sort_unstable_by(|left, right| left.key.cmp(&right.key));
+        Folded { rows, skipped_null_key: self.skipped_null_key }
+    }
+
+    /// The row key of an event; none if a column of it is null.
+    fn key_of<'v>(&self, view: &'v EventView<'_>) -> Result<Option<Vec<ValueRef<'v>>>, DataError>
+    where
+        'p: 'v,
+    {
+        let mut key = Vec::with_capacity(self.projection.key_columns.len());
+        for column in &self.projection.key_columns {
+            let value = view.value(&column.expression, column.column_type, self.lane);
+            match value.map_err(|misfit| misfit.at(view, Some(&column.name)))? {
+                Some(value) => key.push(value.normalized()),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(key))
+    }
+
+    /// The place of the row with this key, which is made if it does not exist.
+    fn row_of(&mut self, key: Vec<ValueRef<'_>>) -> usize {
+        let hash = self.hasher.hash_one(&key);
+        let mut candidate = self.newest.get(&hash).copied();
+        while let Some(at) = candidate {
+            if self
+                .rows
+                .get(at)
+                .is_some_and(|row| key.iter().zip(&row.key).all(|(left, right)| left.compare(right).is_eq()))
+            {
+                return at;
+            }
+            candidate = self.before.get(at).copied().flatten();
+        }
+        let at = self.rows.len();
+        self.rows.push(FoldedRow {
+            key: key.into_iter().map(ValueRef::into_value).collect(),
+            changes: vec![Change::Untouched; self.projection.value_columns.len()],
+        });
+        self.before.push(self.newest.insert(hash, at));
+        at
+    }
+}
+
+fn input_of<'v>(
+    operation: Option<&'v Operation>,
+    column_type: super::ColumnType,
+    view: &'v EventView<'_>,
+) -> Result<Input<'v>, super::view::Misfit> {
+    let value = |expression: &'v Expression| view.value(expression, column_type, 0);
+    Ok(match operation {
+        None => Input::Nothing,
+        Some(Operation::Set(expression)) => Input::Set(value(expression)?),
+        Some(Operation::Count) => Input::Add(Number::Integer(1), None, None),
+        Some(Operation::Add { by, floor, ceiling }) => match view.number(by, column_type)? {
+            Some(by) => Input::Add(by, floor.as_ref(), ceiling.as_ref()),
+            None => Input::Nothing,
+        },
+        Some(Operation::Min(expression)) => value(expression)?.map_or(Input::Nothing, Input::Min),
+        Some(Operation::Max(expression)) => value(expression)?.map_or(Input::Nothing, Input::Max),
+    })
+}
+
+fn apply(change: &mut Change, input: Input<'_>) {
+    match (&mut *change, input) {
+        (_, Input::Nothing) => {}
+        // The common case of a text that is set again and again: its memory is used again too.
+        (Change::Set(Some(Value::Text(old))), Input::Set(Some(ValueRef::Text(new)))) => {
+            old.clear();
+            old.push_str(&new);
+        }
+        (_, Input::Set(value)) => *change = Change::Set(value.map(ValueRef::into_value)),
+        (Change::Add { sum, floor, ceiling }, Input::Add(by, new_floor, new_ceiling)) => {
+            *sum = sum.plus(&by);
+            // What was the least value before is moved by the sum, then bounded like every other value.
+            *floor = floor.take().map(|floor| floor.plus(&by));
+            *ceiling = ceiling.take().map(|ceiling| ceiling.plus(&by));
+            if let Some(low) = new_floor {
+                *floor = Some(floor.take().map_or_else(|| low.clone(), |floor| floor.max(low.clone())));
+                *ceiling = ceiling.take().map(|ceiling| ceiling.max(low.clone()));
+            }
+            if let Some(high) = new_ceiling {
+                *ceiling = Some(ceiling.take().map_or_else(|| high.clone(), |ceiling| ceiling.min(high.clone())));
+                *floor = floor.take().map(|floor| floor.min(high.clone()));
+            }
+        }
+        (_, Input::Add(by, floor, ceiling)) => {
+            *change = Change::Add { sum: by, floor: floor.cloned(), ceiling: ceiling.cloned() };
+        }
+        (Change::Min(old), Input::Min(new)) if new.compare(old).is_ge() => {}
+        (_, Input::Min(value)) => *change = Change::Min(value.into_value()),
+        (Change::Max(old), Input::Max(new)) if new.compare(old).is_le() => {}
+        (_, Input::Max(value)) => *change = Change::Max(value.into_value()),
+    }
+}
+
+impl ValueKind {
+    /// Whether a row starts with 0 in such a column; the others start with null.
+    pub fn starts_at_zero(self) -> bool {
+        matches!(self, ValueKind::Add { .. })
+    }
+}

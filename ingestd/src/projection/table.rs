@@ -1,0 +1,240 @@
+//! The table of a projection: its CREATE TABLE, whether one that exists will do, and the view of a bucketed one.
+//!
+//! Invariants: identifiers are quoted always. Columns stand in the order of the definition's `fields`, the primary key
+//! in the order of `target.primary_key`. What the UPSERT relies on is what [`columns_match`] asks for.
+
+use lanes_core::projection::definition::TOTAL_VIEW_SUFFIX;
+use lanes_core::projection::{ColumnType, Expression, Projection, ValueKind};
+
+/// An identifier in double quotes.
+pub fn quote(identifier: &str) -> String {
+    format!("\"{}\"", identifier.replace('"', "\"\""))
+}
+
+/// Schema and name of the table, quoted. `schema` is where a table goes whose definition names none.
+pub fn qualified_name(projection: &Projection, schema: &str) -> String {
+    let target = &projection.target;
+    format!("{}.{}", quote(target.schema().unwrap_or(schema)), quote(target.name()))
+}
+
+/// What the columns of a table must be like, in the order of `fields`.
+struct Wanted<'a> {
+    name: &'a str,
+    column_type: ColumnType,
+    kind: Option<ValueKind>,
+    always_written: bool,
+}
+
+fn wanted(projection: &Projection) -> impl Iterator<Item = Wanted<'_>> {
+    projection.fields.iter().map(|field| {
+        let column = projection.value_columns.iter().find(|column| column.name == field.name);
+        Wanted {
+            name: &field.name,
+            column_type: field.column_type,
+            kind: column.map(|column| column.kind),
+            always_written: column.is_none_or(|column| column.operations.iter().all(Option::is_some)),
+        }
+    })
+}
+
+impl Wanted<'_> {
+    /// Columns of the key and counters are never null.
+    fn is_not_null(&self) -> bool {
+        self.kind.is_none_or(ValueKind::starts_at_zero)
+    }
+
+    /// Columns that start at null. One that every event sets may forbid it: then such an event fails, as it should.
+    fn must_allow_null(&self) -> bool {
+        match self.kind {
+            Some(ValueKind::Min | ValueKind::Max) => true,
+            Some(ValueKind::Set) => !self.always_written,
+            Some(ValueKind::Add { .. }) | None => false,
+        }
+    }
+}
+
+/// The statement that creates the table. `schema` is where a table goes whose definition names none.
+pub fn create_table_sql(projection: &Projection, schema: &str) -> String {
+    let mut lines: Vec<String> = wanted(projection)
+        .map(|column| {
+            let mut line = format!("    {} {}", quote(column.name), column.column_type.sql_name());
+            // So that the view of a bucketed table, too, compares text as the fold does.
+            if column.column_type == ColumnType::Text && matches!(column.kind, Some(ValueKind::Min | ValueKind::Max)) {
+                line.push_str(" COLLATE pg_catalog.\"C\"");
+            }
+            if column.is_not_null() {
+                line.push_str(" NOT NULL");
+            }
+            if column.kind.is_some_and(ValueKind::starts_at_zero) {
+                line.push_str(" DEFAULT 0");
+            }
+            line
+        })
+        .collect();
+    let key: Vec<String> = projection.key_columns.iter().map(|column| quote(&column.name)).collect();
+    lines.push(format!("    PRIMARY KEY ({})", key.join(", ")));
+    format!("CREATE TABLE {} (\n{}\n)", qualified_name(projection, schema), lines.join(",\n"))
+}
+
+/// Why a table that exists cannot be the projection's. The text is one clause that can follow the table's name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TableMismatch {
+    /// The table lacks a column.
+    #[error("has no column \"{column}\" of type {expected}")]
+    Missing {
+        /// The column.
+        column: String,
+        /// The type it should have.
+        expected: &'static str,
+    },
+    /// A column has another type.
+    #[error("has column \"{column}\" of type {found}, not {expected}")]
+    Type {
+        /// The column.
+        column: String,
+        /// The type it should have.
+        expected: &'static str,
+        /// The type it has.
+        found: String,
+    },
+    /// A column of the key or a counter that may be null.
+    #[error("has column \"{0}\" without NOT NULL")]
+    Nullable(String),
+    /// A column that starts at null but may not be.
+    #[error("has column \"{0}\" with NOT NULL, but a new row has no value for it")]
+    NotNull(String),
+}
+
+/// Whether a table that exists has the columns of the projection; others do no harm. `existing` holds name, type as
+/// `format_type` gives it with the type modifier, and whether it is NOT NULL.
+///
+/// # Errors
+/// [`TableMismatch`] for the first column that is missing or different, in the order of `fields`.
+pub fn columns_match(projection: &Projection, existing: &[(String, String, bool)]) -> Result<(), TableMismatch> {
+    for column in wanted(projection) {
+        let expected = column.column_type.sql_name();
+        let Some((_, found, not_null)) = existing.iter().find(|(name, _, _)| name == column.name) else {
+            return Err(TableMismatch::Missing { column: column.name.to_owned(), expected });
+        };
+        if found != expected {
+            return Err(TableMismatch::Type { column: column.name.to_owned(), expected, found: found.clone() });
+        }
+        if column.is_not_null() && !not_null {
+            return Err(TableMismatch::Nullable(column.name.to_owned()));
+        }
+        if column.must_allow_null() && *not_null {
+            return Err(TableMismatch::NotNull(column.name.to_owned()));
+        }
+    }
+    Ok(())
+}
+
+/// The arguments of `lanes.create_sum_view` for a bucketed table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SumView {
+    /// The view's name, without a schema: it goes into that of the table.
+    pub view: String,
+    /// The key without the bucket.
+    pub group_by: Vec<String>,
+    /// Columns that are added up.
+    pub sums: Vec<String>,
+    /// Columns of which the least value counts.
+    pub mins: Vec<String>,
+    /// Columns of which the greatest value counts.
+    pub maxs: Vec<String>,
+}
+
+/// The view that a bucketed table needs; none for other tables.
+pub fn sum_view(projection: &Projection) -> Option<SumView> {
+    if !projection.is_bucketed() {
+        return None;
+    }
+    let named = |is_kind: fn(ValueKind) -> bool| {
+        let columns = projection.value_columns.iter().filter(|column| is_kind(column.kind));
+        columns.map(|column| column.name.clone()).collect()
+    };
+    let key = projection.key_columns.iter().filter(|column| column.expression != Expression::Lane);
+    Some(SumView {
+        view: format!("{}{TOTAL_VIEW_SUFFIX}", projection.target.name()),
+        group_by: key.map(|column| column.name.clone()).collect(),
+        sums: named(ValueKind::starts_at_zero),
+        mins: named(|kind| kind == ValueKind::Min),
+        maxs: named(|kind| kind == ValueKind::Max),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lanes_core::projection::parse_document;
+
+    fn projections() -> Vec<Projection> {
+        let text = include_str!("../../../testdata/projections.yaml");
+        parse_document(&serde_saphyr::from_str(text).unwrap()).unwrap()
+    }
+
+    fn named(name: &str) -> Projection {
+        projections().into_iter().find(|projection| projection.name == name).unwrap()
+    }
+
+    #[test]
+    fn tables_are_created_in_the_order_of_the_fields() {
+        assert_eq!(
+            create_table_sql(&named("airport_departures"), "public"),
+            "CREATE TABLE \"public\".\"airport_departures\" (\n    \"origin\" text NOT NULL,\n    \
+             \"lane\" integer NOT NULL,\n    \"departures\" bigint NOT NULL DEFAULT 0,\n    \
+             \"cancellations\" bigint NOT NULL DEFAULT 0,\n    \"miles\" bigint NOT NULL DEFAULT 0,\n    \
+             \"longest_delay\" integer,\n    PRIMARY KEY (\"origin\", \"lane\")\n)"
+        );
+        let mut first_name = named("aircraft_last_seen");
+        first_name.target.table = "other.seen".to_owned();
+        first_name.value_columns[1].kind = ValueKind::Min;
+        let sql = create_table_sql(&first_name, "we\"ird");
+        assert!(sql.starts_with("CREATE TABLE \"other\".\"seen\" ("), "{sql}");
+        assert!(sql.contains("    \"origin\" text COLLATE pg_catalog.\"C\",\n    \"dest\" text,\n"), "{sql}");
+        assert!(qualified_name(&named("route_delay"), "we\"ird").starts_with("\"we\"\"ird\".\"route_delay\""));
+    }
+
+    #[test]
+    fn a_table_that_exists_must_have_the_columns() {
+        let projection = named("airport_departures");
+        let column = |name: &str, column_type: &str, not_null| (name.to_owned(), column_type.to_owned(), not_null);
+        let good = vec![
+            column("extra", "jsonb", false),
+            column("origin", "text", true),
+            column("lane", "integer", true),
+            column("departures", "bigint", true),
+            column("cancellations", "bigint", true),
+            column("longest_delay", "integer", false),
+            column("miles", "bigint", true),
+        ];
+        assert_eq!(columns_match(&projection, &good), Ok(()));
+        let with = |at: usize, change: &dyn Fn(&mut (String, String, bool))| {
+            let mut columns = good.clone();
+            change(&mut columns[at]);
+            columns_match(&projection, &columns).unwrap_err().to_string()
+        };
+        assert_eq!(with(3, &|column| column.0.clear()), "has no column \"departures\" of type bigint");
+        assert_eq!(
+            with(2, &|column| column.1 = "bigint".to_owned()),
+            "has column \"lane\" of type bigint, not integer"
+        );
+        assert_eq!(with(6, &|column| column.2 = false), "has column \"miles\" without NOT NULL");
+        assert_eq!(
+            with(5, &|column| column.2 = true),
+            "has column \"longest_delay\" with NOT NULL, but a new row has no value for it"
+        );
+    }
+
+    #[test]
+    fn a_bucketed_table_has_a_view() {
+        let strings = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let view = sum_view(&named("airport_departures")).unwrap();
+        assert_eq!(view.view, "airport_departures_total");
+        assert_eq!(view.group_by, strings(&["origin"]));
+        assert_eq!(view.sums, strings(&["departures", "cancellations", "miles"]));
+        assert_eq!((view.mins, view.maxs), (vec![], strings(&["longest_delay"])));
+        assert_eq!(sum_view(&named("route_delay")), None);
+        assert_eq!(sum_view(&named("aircraft_last_seen")), None);
+    }
+}
