@@ -1,0 +1,61 @@
+# pg_lanes: build, install, test. PG_CONFIG chooses the server (default: the newest installed one).
+#
+#   make build         the extension's library and SQL script
+#   make install       puts them where the server looks for them (root, or sudo -n); DESTDIR is honoured
+#   make installcheck  golden SQL tests of the installed extension
+#   make test          installs what is missing, builds, and runs all tests
+#   make lint          formatting, clippy, shell scripts
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: all build install installcheck test lint setup
+
+ifdef PG_CONFIG
+export PG_CONFIG
+endif
+export DESTDIR
+
+# Asked when a recipe runs, since `setup` may have to install the server first.
+FOUND_PG_CONFIG = $(shell scripts/find_pg_config)
+PG_MAJOR = $(shell $(FOUND_PG_CONFIG) --version | sed -E 's/^PostgreSQL ([0-9]+).*/\1/')
+EXTENSION_FEATURES = --no-default-features --features pg$(PG_MAJOR)
+
+CONTROL := pg_ext/pg_lanes.control
+VERSION := $(shell sed -nE "s/^default_version = '(.*)'/\1/p" $(CONTROL))
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+LIBRARY := $(TARGET)/release/libpg_lanes.so
+SCRIPT := $(TARGET)/release/pg_lanes--$(VERSION).sql
+
+all: build
+
+setup:
+	scripts/setup
+
+build: $(SCRIPT)
+	PGRX_PG_CONFIG_PATH=$(FOUND_PG_CONFIG) cargo build -p pg_lanes --release $(EXTENSION_FEATURES)
+
+# The parts in the order of their numbers. psql must not run it: that is what CREATE EXTENSION is for.
+$(SCRIPT): $(sort $(wildcard sql/install/*.sql)) Makefile
+	mkdir -p $(@D)
+	{ echo '\echo Use "CREATE EXTENSION pg_lanes" to load this file. \quit'; \
+	  for part in $(filter %.sql,$^); do echo; cat $$part; done; } > $@
+
+install: build
+	scripts/install $(LIBRARY) $(SCRIPT) $(CONTROL)
+
+installcheck:
+	scripts/installcheck
+
+# The end-to-end tests come last, so that the run ends with cargo's own closing lines.
+test: setup
+	scripts/cluster sweep
+	$(MAKE) --no-print-directory install
+	$(MAKE) --no-print-directory installcheck
+	cargo test --workspace --exclude pg_lanes
+
+lint:
+	cargo fmt --all --check
+	PGRX_PG_CONFIG_PATH=$(FOUND_PG_CONFIG) cargo clippy --workspace --all-targets -- -D warnings
+	for script in scripts/* .ci/run; do bash -n $$script; done
+	if command -v shellcheck > /dev/null; then shellcheck scripts/* .ci/run; fi

@@ -1,0 +1,74 @@
+//! What SQL clients see of an error: the only place that names SQLSTATEs for the functions in Rust.
+
+use std::panic::{RefUnwindSafe, UnwindSafe};
+
+use lanes_core::lane::LaneError;
+use lanes_core::projection::DefinitionError;
+use pgrx::pg_sys::panic::{CaughtError, ErrorReport};
+use pgrx::{PgLogLevel, PgSqlErrorCode, PgTryBuilder};
+
+use crate::encoding::for_message;
+
+/// Reports what a caller asked of lanes and row shards that has no answer.
+pub(crate) fn lane_error(error: &LaneError) -> ErrorReport {
+    let code = match error {
+        LaneError::Count { .. } | LaneError::Strategy(_) | LaneError::Lane(_) => {
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE
+        }
+        LaneError::Projection(_) => PgSqlErrorCode::ERRCODE_INVALID_NAME,
+    };
+    ErrorReport::new(code, for_message(&error.to_string()), "pg_lanes").set_hint(for_message(error.hint()))
+}
+
+/// Reports that a transaction that took or gave up a lane cannot be prepared.
+pub(crate) fn cannot_prepare() -> ErrorReport {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        "cannot PREPARE a transaction that has claimed or released a lane",
+        "pg_lanes",
+    )
+    .set_hint("Commit it instead: a lane belongs to a session, and a prepared transaction has none.")
+}
+
+/// Reports why a document of projections is refused.
+pub(crate) fn definition_error(error: &DefinitionError) -> ErrorReport {
+    let report =
+        ErrorReport::new(PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE, for_message(&error.to_string()), "pg_lanes");
+    match error.hint() {
+        Some(hint) => report.set_hint(for_message(&hint)),
+        None => report,
+    }
+}
+
+/// Reports a document that Postgres holds as jsonb but that Rust's reader of JSON does not take, such as a number
+/// beyond double precision.
+pub(crate) fn unreadable_document(error: &serde_json::Error) -> ErrorReport {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_INVALID_TEXT_REPRESENTATION,
+        for_message(&format!("definition cannot be read: {error}")),
+        "pg_lanes",
+    )
+    .set_hint("Numbers in a definition must fit double precision, and objects must not be nested too deeply.")
+}
+
+/// Runs a function of Postgres whose errors are meant for the client, and raises them as they are. (pgrx adds a
+/// backtrace to the detail of an error that it has caught from Postgres, where the server's environment asks for
+/// backtraces.)
+pub(crate) fn without_backtrace<T>(function: impl FnOnce() -> T + UnwindSafe + RefUnwindSafe) -> T {
+    PgTryBuilder::new(function)
+        .catch_others(|caught| match caught {
+            CaughtError::PostgresError(error) => {
+                let mut plain = ErrorReport::new(error.sql_error_code(), error.message().to_owned(), "pg_lanes");
+                if let Some(detail) = error.detail() {
+                    plain = plain.set_detail(detail);
+                }
+                if let Some(hint) = error.hint() {
+                    plain = plain.set_hint(hint);
+                }
+                plain.report(PgLogLevel::ERROR);
+                unreachable!("an error of level ERROR unwinds")
+            }
+            other => other.rethrow(),
+        })
+        .execute()
+}

@@ -1,0 +1,50 @@
+-- What a role can do that was granted nothing: look up keys, and nothing else.
+CREATE ROLE golden_plain;
+CREATE ROLE golden_monitor IN ROLE pg_monitor;
+SET ROLE golden_plain;
+SELECT lane_of('order-42', 8), shard('s-99', 16), checkpoint_name('orders', 3), lanes.lock_key('orders', 3);
+SELECT name FROM lanes.check_definition(document('orders'));
+RESET ROLE;
+-- Open are only functions that compute, or that read with the rights of the caller; and no relation.
+SELECT p.oid::regprocedure AS open_function
+FROM pg_depend AS d JOIN pg_proc AS p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
+WHERE d.deptype = 'e' AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'pg_lanes')
+    AND p.pronamespace = 'lanes'::regnamespace AND has_function_privilege('golden_plain', p.oid, 'EXECUTE')
+ORDER BY p.oid::regprocedure::text;
+SELECT c.oid::regclass AS open_relation
+FROM pg_depend AS d JOIN pg_class AS c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid
+WHERE d.deptype = 'e' AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'pg_lanes')
+    AND has_table_privilege('golden_plain', c.oid, 'SELECT, INSERT, UPDATE, DELETE, TRUNCATE, REFERENCES, TRIGGER');
+SELECT has_schema_privilege('golden_plain', 'lanes', 'USAGE') AS usage, has_schema_privilege('golden_plain', 'lanes', 'CREATE') AS create;
+-- Who monitors the server sees the status.
+SET ROLE golden_monitor;
+SELECT count(*) >= 0 AS readable FROM lanes.status;
+RESET ROLE;
+-- A worker with the grants that sql/README.md names, and no more, can do its work.
+CREATE ROLE golden_worker;
+GRANT SELECT ON lanes.log, lanes.projection TO golden_worker;
+GRANT SELECT, UPDATE ON lanes.checkpoint TO golden_worker;
+GRANT EXECUTE ON FUNCTION lanes.claim, lanes.release, lanes.begin_batch, lanes.commit_batch, lanes.stop_lane,
+    lanes.lock_lane, lanes.take_lane_lock, lanes.give_up_lane_lock TO golden_worker;
+SET ROLE golden_worker;
+BEGIN;
+SELECT lane FROM lanes.claim('orders', 'w', '00000000-0000-0000-0000-00000000000a') \gset
+SELECT epoch FROM lanes.checkpoint WHERE lane = :lane \gset
+SELECT target_table FROM lanes.begin_batch('orders', :lane, :epoch, '00000000-0000-0000-0000-00000000000a');
+SELECT lanes.commit_batch('orders', :lane, :epoch, 1000);
+SELECT lanes.stop_lane('orders', :lane, :epoch, 'done');
+SELECT lanes.release('orders', :lane, :epoch);
+ROLLBACK;
+SELECT * FROM failure($$ SELECT lanes.define(document('orders'), '00000000-0000-0000-0000-00000000000a') $$) \gx
+SELECT * FROM failure($$ DELETE FROM lanes.checkpoint $$) \gx
+RESET ROLE;
+-- Functions that are not C fix their search_path and run with the caller's rights.
+SELECT p.oid::regprocedure AS unsafe
+FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
+WHERE p.pronamespace = 'lanes'::regnamespace
+    AND (p.prosecdef OR l.lanname <> 'c' AND p.prosqlbody IS NULL
+        AND p.proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}');
+DROP OWNED BY golden_worker;
+DROP ROLE golden_worker;
+DROP ROLE golden_plain;
+DROP ROLE golden_monitor;
