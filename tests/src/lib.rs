@@ -1,3 +1,5 @@
-//! What the end-to-end tests share. They speak to extension and daemon only through SQL, sockets and files.
+//! What the end-to-end tests share: throw-away clusters and daemons, and real events.
 
 pub mod cluster;
+pub mod daemon;
+pub mod flights;

@@ -1,0 +1,237 @@
+//! A throw-away daemon: its settings, its data directory, the running process.
+//!
+//! Tests speak to it as anybody does: through its program, its HTTP address, its files and its signals. When a test is
+//! over, an ERROR in the daemon's log that the test did not expect fails it.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::cluster::project;
+
+/// How long a state may take to come about before a test gives up.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A daemon with a data directory of its own.
+#[derive(Debug)]
+pub struct Daemon {
+    directory: TempDir,
+    port: u16,
+    child: Option<Child>,
+    errors_expected: bool,
+}
+
+/// An answer over HTTP.
+#[derive(Debug)]
+pub struct Answer {
+    /// The status code.
+    pub status: u16,
+    /// The body; null if it is not JSON.
+    pub body: Value,
+}
+
+/// The path of the daemon's program.
+///
+/// # Panics
+/// If it is not built; `make test` builds it.
+pub fn program() -> PathBuf {
+    // target/debug/deps/test-… ► target/debug/ingestd
+    let test = std::env::current_exe().expect("a test knows its own path");
+    let program = test.parent().and_then(Path::parent).expect("tests are in target/…/deps").join("ingestd");
+    assert!(program.exists(), "{} is not built: run make test, or cargo build -p ingestd", program.display());
+    program
+}
+
+impl Daemon {
+    /// A daemon that is not running yet. `postgres` is a connection string; `settings` are lines of TOML.
+    pub fn new(postgres: Option<&str>, settings: &str) -> Daemon {
+        let directory = tempfile::tempdir().expect("the temporary directory can be written");
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let port = port.expect("there is a free port").port();
+        let daemon = Daemon { directory, port, child: None, errors_expected: false };
+        fs::create_dir(daemon.data_directory()).expect("the directory is new");
+        let postgres = postgres.map(|text| format!("postgres = \"{text}\"\n")).unwrap_or_default();
+        let text = format!(
+            "data_directory = '{}'\nlisten = \"{}\"\n{postgres}{settings}\n",
+            daemon.data_directory().display(),
+            daemon.address()
+        );
+        fs::write(daemon.settings_path(), text).expect("the directory is new");
+        daemon
+    }
+
+    /// From now on ERROR lines in the daemon's log do not fail the test.
+    pub fn expect_errors(&mut self) {
+        self.errors_expected = true;
+    }
+
+    /// `host:port` of its HTTP address.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Where its store shards are.
+    pub fn data_directory(&self) -> PathBuf {
+        self.directory.path().join("data")
+    }
+
+    /// Its settings file.
+    pub fn settings_path(&self) -> PathBuf {
+        self.directory.path().join("ingestd.toml")
+    }
+
+    /// What it wrote to its log.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.directory.path().join("log")
+    }
+
+    /// A command of the daemon's program with its settings.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program());
+        command.arg("--config").arg(self.settings_path()).args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command to its end.
+    pub fn output(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the program can be run")
+    }
+
+    /// Runs a command that must succeed; gives what it printed.
+    pub fn run(&self, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
+        text
+    }
+
+    /// Starts it and waits until it answers.
+    pub fn start(&mut self) {
+        let command = self.command(&["run"]);
+        self.start_command(command);
+    }
+
+    /// Starts it on the first CPU alone.
+    pub fn start_on_one_cpu(&mut self) {
+        let run = self.command(&["run"]);
+        let mut command = Command::new("taskset");
+        command.args(["-c", "0"]).arg(run.get_program()).args(run.get_args()).stdin(Stdio::null());
+        self.start_command(command);
+    }
+
+    fn start_command(&mut self, mut command: Command) {
+        assert!(self.child.is_none(), "it runs already");
+        let log = File::options().create(true).append(true).open(self.log_path()).expect("the directory is ours");
+        self.child = Some(command.stderr(log).spawn().expect("the program can be run"));
+        let deadline = Instant::now() + PATIENCE;
+        while self.get("/v1/status").is_none() {
+            let ended = self.child.as_mut().and_then(|child| child.try_wait().expect("it is our child"));
+            assert!(ended.is_none(), "the daemon ended: {}", self.log());
+            assert!(Instant::now() < deadline, "the daemon does not answer: {}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Ends it as `kill -9` does.
+    pub fn kill(&mut self) {
+        let mut child = self.child.take().expect("it runs");
+        child.kill().expect("it runs");
+        child.wait().expect("it is our child");
+    }
+
+    /// Ends it by SIGTERM and waits.
+    pub fn stop(&mut self) -> ExitStatus {
+        let mut child = self.child.take().expect("it runs");
+        let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+        assert!(killed.expect("there is kill").success());
+        child.wait().expect("it is our child")
+    }
+
+    fn get(&self, path: &str) -> Option<Value> {
+        let agent: ureq::Agent =
+            ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(10))).build().new_agent();
+        let mut answer = agent.get(format!("http://{}{path}", self.address())).call().ok()?;
+        serde_json::from_str(&answer.body_mut().read_to_string().ok()?).ok()
+    }
+
+    /// Its status.
+    pub fn status(&self) -> Value {
+        self.get("/v1/status").unwrap_or_else(|| panic!("the daemon does not answer: {}", self.log()))
+    }
+
+    /// Waits until its status is as wanted.
+    pub fn wait_for(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status();
+            if wanted(&status) {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "still not {what}: {status:#}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until `lanes` lanes are all at the horizon, which is `horizon`.
+    pub fn wait_until_applied(&self, lanes: usize, horizon: u64) {
+        self.wait_for(&format!("applied up to {horizon}"), |status| {
+            let all = status["lanes"].as_array().map_or(&[][..], Vec::as_slice);
+            status["log"]["horizon"] == horizon
+                && all.len() == lanes
+                && all.iter().all(|lane| lane["position"] == horizon)
+        });
+    }
+
+    /// Posts a body of events.
+    ///
+    /// # Errors
+    /// If there is no answer, why.
+    pub fn post(&self, body: &str, headers: &[(&str, &str)]) -> Result<Answer, String> {
+        post(&self.address(), body, headers)
+    }
+}
+
+/// Posts a body of events to a daemon.
+///
+/// # Errors
+/// If there is no answer, why.
+pub fn post(address: &str, body: &str, headers: &[(&str, &str)]) -> Result<Answer, String> {
+    let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
+    let mut request = agent.post(format!("http://{address}/v1/events"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let mut answer = request.send(body).map_err(|error| error.to_string())?;
+    let text = answer.body_mut().read_to_string().map_err(|error| error.to_string())?;
+    Ok(Answer { status: answer.status().as_u16(), body: serde_json::from_str(&text).unwrap_or(Value::Null) })
+}
+
+/// A file of the project's `testdata`.
+pub fn testdata(name: &str) -> PathBuf {
+    project().join("testdata").join(name)
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let log = self.log();
+        if std::thread::panicking() {
+            eprintln!("--- log of the daemon ---\n{log}");
+        } else if !self.errors_expected {
+            let errors: Vec<&str> = log.lines().filter(|line| line.contains("ERROR")).collect();
+            assert!(errors.is_empty(), "unexpected errors in the daemon's log: {errors:#?}");
+        }
+    }
+}
