@@ -3,6 +3,7 @@
 //! Exit codes: 0 done; 1 it could not be done, with one line on standard error; 2 the command line is not understood;
 //! 70 a fault of the program.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -53,6 +54,7 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("INGESTD_LOG")
                 .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),

@@ -62,10 +62,7 @@ pub fn assert_week(cluster: &Cluster, database: &str) {
         "186|6064|23514|-70|851|312902178a12757cd4822485940edd7d"
     );
     assert_eq!(
-        cluster.psql(
-            database,
-            "SELECT projection, sum(skipped_null_key) FROM lanes.checkpoint GROUP BY 1 ORDER BY 1",
-        ),
+        cluster.psql(database, "SELECT projection, sum(skipped_null_key) FROM lanes.checkpoint GROUP BY 1 ORDER BY 1",),
         "aircraft_last_seen|8\nairport_departures|0\nroute_delay|0"
     );
 }

@@ -170,7 +170,8 @@ fn events_are_acknowledged_while_postgres_is_away_and_applied_when_it_is_back() 
 
     cluster.stop();
     daemon.wait_for("aware that Postgres is away", |status| status["postgres"]["state"] == "unavailable");
-    let rest = daemon.post(&lines[3000..].join("\n"), &[("Ingest-Producer", "p"), ("Ingest-Sequence", "3001")]).unwrap();
+    let rest =
+        daemon.post(&lines[3000..].join("\n"), &[("Ingest-Producer", "p"), ("Ingest-Sequence", "3001")]).unwrap();
     assert_eq!((rest.status, &rest.body["stored"]), (200, &3099.into()));
     let status = daemon.status();
     assert_eq!(status["log"]["horizon"], WEEK_EVENTS);

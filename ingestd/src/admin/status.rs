@@ -102,7 +102,8 @@ pub fn describe(json: &str) -> Result<String, String> {
         PostgresStatus::Unavailable { reason } => writeln!(text, "postgres  unavailable: {reason}"),
     };
     if !status.lanes.is_empty() {
-        let _ = writeln!(text, "\n{:<32} {:>5}  {:<12} {:>12} {:>10}", "projection", "lane", "state", "position", "lag");
+        let _ =
+            writeln!(text, "\n{:<32} {:>5}  {:<12} {:>12} {:>10}", "projection", "lane", "state", "position", "lag");
     }
     for lane in &status.lanes {
         let state = match lane.state {

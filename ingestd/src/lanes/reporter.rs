@@ -103,12 +103,10 @@ impl Reporter {
     async fn report(&self, client: &Client, horizon: u64) -> Result<u64, Error> {
         let time = self.stored_at(horizon);
         let row = client
-            .query_one(include_str!("../../../sql/queries/report_log.sql"), &[
-                &self.log_id,
-                &(horizon as i64),
-                &time,
-                &0i64,
-            ])
+            .query_one(
+                include_str!("../../../sql/queries/report_log.sql"),
+                &[&self.log_id, &(horizon as i64), &time, &0i64],
+            )
             .await?;
         Ok(row.try_get::<_, i64>(0)?.max(0) as u64)
     }

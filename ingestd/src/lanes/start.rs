@@ -130,7 +130,10 @@ impl Lanes {
         let _ = self.stop.send(true);
         let ended = async { while self.tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(STOP_PATIENCE, ended).await.is_err() {
-            tracing::warn!("lanes did not finish their batches in {} s; the next start settles them", STOP_PATIENCE.as_secs());
+            tracing::warn!(
+                "lanes did not finish their batches in {} s; the next start settles them",
+                STOP_PATIENCE.as_secs()
+            );
             self.tasks.shutdown().await;
         }
         self.dispatcher.close();

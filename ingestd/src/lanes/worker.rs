@@ -540,8 +540,7 @@ impl Session<'_> {
                 let flushed = self.apply(&mut lane, &[], scanned_to).await.map(|()| false);
                 self.settle(&mut lane, flushed).await?;
             }
-            let parameters: [&(dyn ToSql + Sync); 3] =
-                [&&*lane.id.projection, &(lane.id.lane as i32), &lane.epoch];
+            let parameters: [&(dyn ToSql + Sync); 3] = [&&*lane.id.projection, &(lane.id.lane as i32), &lane.epoch];
             let released = self.client.query("SELECT lanes.release($1, $2, $3)", &parameters).await;
             self.shared.board.set(&lane.id, LaneState::Unowned, None);
             released.map_err(|error| describe(&error))?;

@@ -80,8 +80,7 @@ pub fn apply(file: &Path, config: &Config, settings: &Path) -> Result<Vec<String
         let hint = error.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
         ApplyError::Definition(file.to_owned(), format!("{error}{hint}"))
     })?;
-    let postgres =
-        config.postgres.as_deref().ok_or_else(|| ConfigError::Absent(settings.to_owned(), "postgres"))?;
+    let postgres = config.postgres.as_deref().ok_or_else(|| ConfigError::Absent(settings.to_owned(), "postgres"))?;
     let postgres = postgres_config(postgres)?;
     let directory = config.log_settings(settings)?.data_directory;
     let first = shard_path(&directory, 0);
@@ -139,11 +138,8 @@ async fn create_or_check_table(
         transaction.batch_execute(&create_table_sql(projection, schema)).await?;
         done.push(format!("table {table} created"));
     } else {
-        let mismatch = |reason: String| ApplyError::Table {
-            projection: projection.name.clone(),
-            table: table.clone(),
-            reason,
-        };
+        let mismatch =
+            |reason: String| ApplyError::Table { projection: projection.name.clone(), table: table.clone(), reason };
         let columns: Vec<_> =
             existing.iter().map(|(name, kind, not_null, _)| (name.clone(), kind.clone(), *not_null)).collect();
         columns_match(projection, &columns).map_err(|error| mismatch(error.to_string()))?;
