@@ -26,7 +26,12 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the daemon until SIGTERM.
-    Run,
+    Run {
+        /// Go on although the log has lost what it had stored, as the refused start has named it. What is lost is told in
+        /// the log by a row of type ingestd.loss.
+        #[arg(long)]
+        accept_loss: bool,
+    },
     /// Send a file of events, one JSON object a line, to the running daemon. Run again it stores nothing twice.
     Import {
         /// The file, `.gz` or not, or - for standard input.
@@ -73,7 +78,7 @@ fn perform(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let path: &Path = &arguments.config;
     let config = Config::read(path)?;
     match &arguments.command {
-        Command::Run => daemon::run(&config, path)?,
+        Command::Run { accept_loss } => daemon::run(&config, path, *accept_loss)?,
         Command::Import { file, stream } => {
             let imported = source::file::import(file, stream.as_deref(), &config.listen.to_string())?;
             println!("{} events stored, {} were already stored", imported.stored, imported.duplicates);

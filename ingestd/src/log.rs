@@ -13,10 +13,12 @@ pub mod channel;
 pub mod directory;
 pub mod drain;
 pub mod horizon;
+pub mod own;
 pub mod reader;
 pub mod recovery;
 pub mod shard;
 pub mod stream;
+pub mod watermark;
 pub mod writer;
 
 mod open;
