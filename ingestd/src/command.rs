@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::config::Config;
-use crate::{admin, daemon, projection, source};
+use crate::{admin, daemon, log, projection, source};
 
 /// A durable log beside Postgres that keeps projections up to date.
 #[derive(Debug, Parser)]
@@ -46,12 +46,23 @@ enum Command {
         /// The file.
         file: PathBuf,
     },
+    /// Look at the log's files.
+    Log {
+        #[command(subcommand)]
+        command: LogCommand,
+    },
     /// Show how far the log and the lanes of the running daemon are.
     Status {
         /// Print the daemon's answer as it is.
         #[arg(long)]
         json: bool,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum LogCommand {
+    /// Check that everything that was stored is there, once and unchanged, whether a daemon is running on it or not.
+    Verify,
 }
 
 /// Runs what the command line says.
@@ -86,6 +97,13 @@ fn perform(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         Command::Apply { file } => {
             for line in projection::apply::apply(file, &config, path)? {
                 println!("{line}");
+            }
+        }
+        Command::Log { command: LogCommand::Verify } => {
+            let verification = log::verify::verify(&config.log_settings(path)?.data_directory)?;
+            print!("{verification}");
+            if verification.fault_count > 0 {
+                return Err(format!("the log has {} faults", verification.fault_count).into());
             }
         }
         Command::Status { json } => {

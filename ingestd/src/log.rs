@@ -18,6 +18,7 @@ pub mod reader;
 pub mod recovery;
 pub mod shard;
 pub mod stream;
+pub mod verify;
 pub mod watermark;
 pub mod writer;
 

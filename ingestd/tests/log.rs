@@ -8,6 +8,7 @@ use ingestd::log::directory::shard_path;
 use ingestd::log::drain::{Ack, Answer, Refusal, Request, Source};
 use ingestd::log::reader::{LogReader, ReadError, StoredEvent};
 use ingestd::log::shard::{Receipt, ReceiptKind};
+use ingestd::log::verify::verify;
 use ingestd::log::watermark::{self, Reading, Watermark, WatermarkWriter};
 use ingestd::log::{Log, LogSettings, open};
 use lanes_core::event::Event;
@@ -57,7 +58,10 @@ async fn store(log: &Log, producer: &str, first: u64, count: u64) -> Answer {
     send(log, producer, first, count).await.await.unwrap()
 }
 
+/// Everything in the log, which must be without a fault.
 fn read_all(directory: &Path, horizon: u64) -> Vec<StoredEvent> {
+    let verification = verify(directory).unwrap();
+    assert_eq!((verification.fault_count, verification.horizon), (0, horizon), "{verification}");
     LogReader::open(directory).unwrap().read(0, horizon, u64::MAX, usize::MAX).unwrap().events
 }
 
@@ -381,4 +385,59 @@ async fn reading_is_bounded_by_events_and_by_bytes() {
     assert_eq!(count(90, 95, usize::MAX), 5);
     assert_eq!(count(0, 100, 1), 1);
     assert_eq!(count(100, 100, 1), 0);
+}
+
+/// Every kind of damage to a log at rest is found by `verify`, and told apart.
+#[tokio::test(flavor = "multi_thread")]
+async fn verify_finds_every_kind_of_damage() {
+    type Damage = fn(&Connection);
+    let cases: [(&str, Damage); 9] = [
+        ("position 3 does not match its checksum", |shard| {
+            shard.execute_batch("UPDATE event SET key = 'q' WHERE position = 3").unwrap();
+        }),
+        ("positions 3 to 3 are missing (LOG-1)", |shard| {
+            shard.execute_batch("DELETE FROM event WHERE position = 3").unwrap();
+        }),
+        ("the rows are 1-2 4-256 513-600 and the receipts 1-256 513-600", |shard| {
+            shard.execute_batch("DELETE FROM event WHERE position = 3").unwrap();
+        }),
+        ("receipt 1 to 256 of stream 1024 does not match its checksum", |shard| {
+            shard.execute_batch("UPDATE receipt SET kind = 1 WHERE first_sequence = 1").unwrap();
+        }),
+        ("the rows are 1-256 513-600 and the receipts 513-600", |shard| {
+            shard.execute_batch("DELETE FROM receipt WHERE first_sequence = 1").unwrap();
+        }),
+        ("have two receipts (LOG-5)", |shard| {
+            let kind = ReceiptKind::Stored;
+            Receipt { stream: 1024, first_sequence: 300, last_sequence: 301, kind }.insert(shard).unwrap();
+        }),
+        ("position 300 is held twice (LOG-1)", |shard| {
+            shard
+                .execute_batch(
+                    "INSERT INTO event SELECT 300, stream, 9999, cpu, type, key, ts, stored_at, payload, crc
+                                 FROM event WHERE position = 3",
+                )
+                .unwrap();
+        }),
+        ("event 2 of stream 1024 comes after its event 3", |shard| {
+            shard.execute_batch("UPDATE event SET sequence = 5 - sequence WHERE position IN (2, 3)").unwrap();
+        }),
+        ("is at commit 0, the watermark saw its commit", |shard| {
+            shard.execute_batch("UPDATE log SET commit_number = 0").unwrap();
+        }),
+    ];
+    for (expected, damage) in cases {
+        let directory = tempfile::tempdir().unwrap();
+        let log = open(&settings(directory.path(), 1, 2)).unwrap();
+        store(&log, "p", 1, 600).await.unwrap();
+        log.close().unwrap();
+        read_all(directory.path(), 600);
+        damage(&Connection::open(shard_path(directory.path(), 0)).unwrap());
+        let said = verify(directory.path()).unwrap().to_string();
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    open(&settings(directory.path(), 1, 1)).unwrap().close().unwrap();
+    std::fs::remove_file(directory.path().join(watermark::FILE_NAME)).unwrap();
+    assert!(verify(directory.path()).unwrap().to_string().contains("watermark is missing"));
 }

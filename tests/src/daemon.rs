@@ -193,6 +193,12 @@ impl Daemon {
         });
     }
 
+    /// Checks its log's files by `ingestd log verify`.
+    pub fn verify_log(&self) {
+        let said = self.run(&["log", "verify"]);
+        assert!(said.contains("no fault found"), "{said}");
+    }
+
     /// How many events of producers its log holds, counted from its files.
     pub fn stored_events(&self) -> u64 {
         let shards = (0..256).map(|shard| self.data_directory().join(format!("shard-{shard:04}.db")));

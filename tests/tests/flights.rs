@@ -66,6 +66,8 @@ fn a_stream_on_standard_input_is_applied_while_it_is_open_and_survives_kill_9() 
     assert_eq!(said, format!("{} events stored, {duplicates} were already stored\n", WEEK_EVENTS - duplicates));
     daemon.wait_until_applied(LANES, WEEK_EVENTS);
     assert_week(&cluster, "flights");
+    // Also while the daemon is running.
+    daemon.verify_log();
 }
 
 /// Tells producers whose daemon was killed that it is back.
@@ -143,6 +145,7 @@ fn eight_producers(one_cpu: bool) {
         assert!(events >= 1000, "shard {shard} holds {events} events");
     }
     assert_eq!(daemon.stored_events(), WEEK_EVENTS);
+    daemon.verify_log();
 }
 
 #[test]
