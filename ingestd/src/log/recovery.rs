@@ -211,11 +211,20 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
 fn find(directory: &Path, number: u32, log_id: Uuid, now: i64) -> Result<Found, RecoveryError> {
     let path = shard_path(directory, number);
     let connection = shard::open_writer(&path, log_id, number, now)?;
+    make_durable(&connection).map_err(|error| ShardError::Sqlite(path.clone(), error))?;
     let header = shard::read_header(&connection, &path, number)?;
     let streams = read_streams(&connection).map_err(|error| ShardError::Sqlite(path.clone(), error))?;
     let receipts = read_receipts(&connection, &path)?;
     let losses = read_losses(&connection, &path)?;
     Ok(Found { number, path, connection, header, streams, receipts, losses })
+}
+
+/// A process that was killed between writing a commit and syncing it leaves the commit in the WAL, where it looks like any
+/// other, but only the page cache holds it. What recovery finds is acknowledged to whoever resends it, so it must
+/// survive the machine first: the sync of any later commit covers all of the WAL. (A checkpoint would do it as well,
+/// but not while a reader holds it up.)
+fn make_durable(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute("UPDATE log SET shard = shard", []).map(drop)
 }
 
 /// Shards that are not there or behind the watermark.
