@@ -202,13 +202,18 @@ pub fn open_reader(path: &Path) -> Result<Connection, ShardError> {
 
 /// The id of the log that a shard file belongs to, or none if nothing was ever written to it.
 ///
+/// The file is opened for writing, because a crash in the middle of its creation leaves a journal that only a writer can
+/// roll back.
+///
 /// # Errors
 /// [`ShardError`], also for a file that is not a shard of this schema version.
 pub fn log_id(path: &Path, shard: u32) -> Result<Option<Uuid>, ShardError> {
-    let connection = open_reader(path)?;
-    let tables: i64 = connection
-        .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
-        .map_err(|error| ShardError::Sqlite(path.to_owned(), error))?;
+    let sqlite = |error| ShardError::Sqlite(path.to_owned(), error);
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(sqlite)?;
+    connection.busy_timeout(Duration::from_secs(5)).map_err(sqlite)?;
+    let tables: i64 =
+        connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(sqlite)?;
     if tables == 0 { Ok(None) } else { read_header(&connection, path, shard).map(|header| Some(header.log_id)) }
 }
 
