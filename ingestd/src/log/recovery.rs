@@ -118,7 +118,8 @@ pub fn recover(directory: &Path, shard_count: u32, now: i64) -> Result<Recovered
         .map(|(((connection, _), streams), header)| ActiveShard {
             connection,
             streams,
-            commit_number: header.commit_number,
+            // The cut was a commit.
+            commit_number: header.commit_number + 1,
         })
         .collect();
     Ok(Recovered { log_id, active, historical: (shard_count..total).collect(), horizon, cut_rows, streams })
@@ -132,6 +133,9 @@ fn positions_above(connection: &Connection, position: u64) -> rusqlite::Result<V
 }
 
 /// Deletes the rows above `horizon` and trims their receipts, in one transaction. Returns the number of rows.
+///
+/// There is always something to write, and so a sync: what a killed process wrote and did not sync is read from memory
+/// now, and from here on counts as stored (LOG-2).
 fn cut(connection: &mut Connection, horizon: u64) -> rusqlite::Result<u64> {
     let transaction = connection.transaction()?;
     // In a stream position order is sequence order, so what is cut of a stream is its end.
@@ -153,6 +157,7 @@ fn cut(connection: &mut Connection, horizon: u64) -> rusqlite::Result<u64> {
         }
     }
     transaction.execute("DELETE FROM event WHERE position > ?1", [horizon])?;
+    transaction.execute("UPDATE log SET commit_number = commit_number + 1, horizon = ?1", [horizon])?;
     transaction.commit()?;
     Ok(ends.iter().map(|(_, _, rows)| rows).sum())
 }
