@@ -3,6 +3,7 @@
 //! Every round prints its seed when it fails. `LOG_SEED=…` repeats one seed's plan; `LOG_ROUNDS=…` asks for so many fresh
 //! seeds (`make soak-log`).
 
+mod faults;
 mod model;
 mod power;
 mod support;

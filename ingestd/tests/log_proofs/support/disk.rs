@@ -281,6 +281,13 @@ impl Disk {
         self.state().failed.clone()
     }
 
+    /// Takes back [`Disk::fail`]; gives what has failed, if its turn has come.
+    pub fn stop_failing(&self) -> Option<String> {
+        let mut state = self.state();
+        state.fault = None;
+        state.failed.take()
+    }
+
     /// From now on no file gets longer.
     pub fn fill(&self) {
         self.state().full = true;
