@@ -4,6 +4,7 @@
 //! seeds (`make soak-log`).
 
 mod faults;
+mod flips;
 mod model;
 mod power;
 mod support;
