@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::config::Config;
-use crate::{admin, daemon, projection, source};
+use crate::{admin, daemon, log, projection, source};
 
 /// A durable log beside Postgres that keeps projections up to date.
 #[derive(Debug, Parser)]
@@ -26,7 +26,12 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the daemon until SIGTERM.
-    Run,
+    Run {
+        /// Go on although the log has lost what it had stored, as the refused start has named it. What is lost is told in
+        /// the log by a row of type ingestd.loss.
+        #[arg(long)]
+        accept_loss: bool,
+    },
     /// Send a file of events, one JSON object a line, to the running daemon. Run again it stores nothing twice.
     Import {
         /// The file, `.gz` or not, or - for standard input.
@@ -41,12 +46,23 @@ enum Command {
         /// The file.
         file: PathBuf,
     },
+    /// Look at the log's files.
+    Log {
+        #[command(subcommand)]
+        command: LogCommand,
+    },
     /// Show how far the log and the lanes of the running daemon are.
     Status {
         /// Print the daemon's answer as it is.
         #[arg(long)]
         json: bool,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum LogCommand {
+    /// Check that everything that was stored is there, once and unchanged, whether a daemon is running on it or not.
+    Verify,
 }
 
 /// Runs what the command line says.
@@ -73,7 +89,7 @@ fn perform(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let path: &Path = &arguments.config;
     let config = Config::read(path)?;
     match &arguments.command {
-        Command::Run => daemon::run(&config, path)?,
+        Command::Run { accept_loss } => daemon::run(&config, path, *accept_loss)?,
         Command::Import { file, stream } => {
             let imported = source::file::import(file, stream.as_deref(), &config.listen.to_string())?;
             println!("{} events stored, {} were already stored", imported.stored, imported.duplicates);
@@ -81,6 +97,13 @@ fn perform(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         Command::Apply { file } => {
             for line in projection::apply::apply(file, &config, path)? {
                 println!("{line}");
+            }
+        }
+        Command::Log { command: LogCommand::Verify } => {
+            let verification = log::verify::verify(&config.log_settings(path)?.data_directory)?;
+            print!("{verification}");
+            if verification.fault_count > 0 {
+                return Err(format!("the log has {} faults", verification.fault_count).into());
             }
         }
         Command::Status { json } => {

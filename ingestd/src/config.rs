@@ -149,6 +149,7 @@ impl Config {
             max_batch_size: self.max_batch_size.get() as usize,
             max_batch_latency: Duration::from_millis(self.max_batch_latency_ms.get()),
             max_streams: self.max_streams.get() as usize,
+            accept_loss: false,
         })
     }
 }

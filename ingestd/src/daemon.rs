@@ -12,8 +12,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::admin::status::{PostgresStatus, Status};
 use crate::config::{Config, ConfigError};
 use crate::lanes::{self, LaneSettings};
+use crate::log::own::Happened;
 use crate::log::reader::ReadError;
-use crate::log::{self, Log, LogError};
+use crate::log::{self, Log, LogError, LogSettings};
 use crate::source::http::{RequestLimits, router};
 
 /// How long requests that came in may take when the daemon stops.
@@ -56,13 +57,14 @@ pub fn postgres_config(text: &str) -> Result<tokio_postgres::Config, DaemonError
     })
 }
 
-/// Runs the daemon until SIGTERM or SIGINT. `path` is the settings file's, to be named in messages.
+/// Runs the daemon until SIGTERM or SIGINT. `path` is the settings file's, to be named in messages. `accept_loss` gives up
+/// what the log has lost.
 ///
 /// # Errors
 /// [`DaemonError`].
-pub fn run(config: &Config, path: &Path) -> Result<(), DaemonError> {
+pub fn run(config: &Config, path: &Path, accept_loss: bool) -> Result<(), DaemonError> {
     end_process_on_panic();
-    let settings = config.log_settings(path)?;
+    let settings = LogSettings { accept_loss, ..config.log_settings(path)? };
     let postgres = config.postgres.as_deref().map(postgres_config).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -70,7 +72,13 @@ pub fn run(config: &Config, path: &Path) -> Result<(), DaemonError> {
         let listener =
             TcpListener::bind(config.listen).await.map_err(|error| DaemonError::Listen(config.listen, error))?;
         let log = Arc::new(log::open(&settings)?);
+        let closing = |_| DaemonError::Unwritten("the log closed at its start".to_owned());
+        // Ready means: recovery is done, and the log has taken a row.
+        log.tell(log.started()).await.map_err(closing)?;
         let served = serve(config, postgres, listener, &log).await;
+        if let Err(refusal) = log.tell(&Happened::Stopped).await {
+            tracing::warn!("the log does not tell that the daemon stopped: {refusal}");
+        }
         // The handlers are gone, so this is the last one.
         let closed = match Arc::try_unwrap(log) {
             Ok(log) => tokio::task::block_in_place(|| log.close()),

@@ -13,10 +13,13 @@ pub mod channel;
 pub mod directory;
 pub mod drain;
 pub mod horizon;
+pub mod own;
 pub mod reader;
 pub mod recovery;
 pub mod shard;
 pub mod stream;
+pub mod verify;
+pub mod watermark;
 pub mod writer;
 
 mod open;

@@ -181,14 +181,28 @@ impl Daemon {
         }
     }
 
-    /// Waits until `lanes` lanes are all at the horizon, which is `horizon`.
-    pub fn wait_until_applied(&self, lanes: usize, horizon: u64) {
-        self.wait_for(&format!("applied up to {horizon}"), |status| {
+    /// Waits until `lanes` lanes are all at the horizon, and the log holds at least `events` events. The daemon's own rows
+    /// count among these, so wait for acknowledgements first.
+    pub fn wait_until_applied(&self, lanes: usize, events: u64) {
+        self.wait_for(&format!("applied up to {events} events"), |status| {
             let all = status["lanes"].as_array().map_or(&[][..], Vec::as_slice);
-            status["log"]["horizon"] == horizon
+            let horizon = &status["log"]["horizon"];
+            horizon.as_u64() >= Some(events)
                 && all.len() == lanes
-                && all.iter().all(|lane| lane["position"] == horizon)
+                && all.iter().all(|lane| lane["position"] == *horizon)
         });
+    }
+
+    /// Checks its log's files by `ingestd log verify`.
+    pub fn verify_log(&self) {
+        let said = self.run(&["log", "verify"]);
+        assert!(said.contains("no fault found"), "{said}");
+    }
+
+    /// How many events of producers its log holds, counted from its files.
+    pub fn stored_events(&self) -> u64 {
+        let shards = (0..256).map(|shard| self.data_directory().join(format!("shard-{shard:04}.db")));
+        shards.take_while(|path| path.exists()).map(|path| count_events(&path)).sum()
     }
 
     /// Posts a body of events.
@@ -213,6 +227,14 @@ pub fn post(address: &str, body: &str, headers: &[(&str, &str)]) -> Result<Answe
     let mut answer = request.send(body).map_err(|error| error.to_string())?;
     let text = answer.body_mut().read_to_string().map_err(|error| error.to_string())?;
     Ok(Answer { status: answer.status().as_u16(), body: serde_json::from_str(&text).unwrap_or(Value::Null) })
+}
+
+/// How many events of producers a store shard holds.
+pub fn count_events(shard: &Path) -> u64 {
+    let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+    let connection = rusqlite::Connection::open_with_flags(shard, flags).expect("it is a SQLite file");
+    let count = "SELECT count(*) FROM event WHERE type NOT LIKE 'ingestd.%'";
+    connection.query_row(count, [], |row| row.get(0)).expect("it is a store shard")
 }
 
 /// A file of the project's `testdata`.

@@ -96,8 +96,8 @@ impl Reporter {
     /// lanes will say; the report goes out all the same.
     fn stored_at(&self, position: u64) -> Option<i64> {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        let events = reader.read(position.checked_sub(1)?, position, 1, usize::MAX).ok()?;
-        events.first().map(|stored| stored.stored_at)
+        let chunk = reader.read(position.checked_sub(1)?, position, 1, usize::MAX).ok()?;
+        chunk.events.first().map(|stored| stored.stored_at)
     }
 
     async fn report(&self, client: &Client, horizon: u64) -> Result<u64, Error> {

@@ -24,7 +24,7 @@ use super::catalog::{Catalog, Known, LaneId};
 use super::dispatcher::{Attachment, CHUNK_BYTES, CHUNK_EVENTS, Delivery, Dispatcher};
 use super::session::{Fault, classify, connect, describe};
 use crate::log::horizon::Horizon;
-use crate::log::reader::{LogReader, StoredEvent};
+use crate::log::reader::{Chunk, LogReader, StoredEvent};
 use crate::projection::upsert;
 
 /// Lanes that read the log for themselves at the same time.
@@ -80,7 +80,7 @@ impl Readers {
     }
 
     /// A chunk of the log after `after` up to `until`.
-    async fn read(&self, after: u64, until: u64) -> Result<Vec<StoredEvent>, String> {
+    async fn read(&self, after: u64, until: u64) -> Result<Chunk, String> {
         let _permit = self.permits.acquire().await.map_err(|error| error.to_string())?;
         let (directory, idle) = (self.directory.clone(), Arc::clone(&self.idle));
         let read = move || {
@@ -369,15 +369,15 @@ impl Session<'_> {
         let alone_to = lane.attached.unwrap_or_else(|| shared.horizon.position());
         if alone_to > lane.scanned_to {
             let chunk = shared.readers.read(lane.scanned_to, alone_to).await.map_err(Failure::Transient)?;
-            let scanned_to = chunk.last().map_or(lane.scanned_to, |last| last.position);
-            return Ok(vec![Delivery::select(&lane.known, lane.id.lane, chunk, scanned_to)]);
+            return Ok(vec![Delivery::select(&lane.known, lane.id.lane, chunk)]);
         }
         match shared.dispatcher.take(&lane.id, shared.batch_events) {
             Some(deliveries) => Ok(deliveries),
             None => {
                 lane.attached = None;
                 // An empty delivery makes the caller come again at once.
-                Ok(vec![Delivery::select(&lane.known, lane.id.lane, Vec::new(), lane.scanned_to)])
+                let nothing = Chunk { events: Vec::new(), scanned_to: lane.scanned_to };
+                Ok(vec![Delivery::select(&lane.known, lane.id.lane, nothing)])
             }
         }
     }

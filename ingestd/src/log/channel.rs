@@ -9,15 +9,15 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use crossbeam_channel::{Receiver, Sender};
 use lanes_core::event::Event;
 
+use super::stream::StreamKey;
+
 /// A run of successive events of one stream with successive positions.
 #[derive(Debug)]
 pub struct Block {
     /// Position of the first event.
     pub first_position: u64,
-    /// The stream's number.
-    pub stream: u64,
-    /// The stream's name.
-    pub stream_name: Arc<str>,
+    /// The stream.
+    pub stream: StreamKey,
     /// Sequence of the first event.
     pub first_sequence: u64,
     /// Logical CPU id of the drain.
@@ -185,7 +185,13 @@ mod tests {
 
     fn block(payload_bytes: usize) -> Block {
         let event = Event { event_type: "T".into(), key: "k".into(), ts: 0, payload: "x".repeat(payload_bytes) };
-        Block { first_position: 1, stream: 1, stream_name: "s".into(), first_sequence: 1, cpu: 0, events: vec![event] }
+        Block {
+            first_position: 1,
+            stream: StreamKey { number: 1, name: "s".into(), epoch: 0 },
+            first_sequence: 1,
+            cpu: 0,
+            events: vec![event],
+        }
     }
 
     fn send(sender: &BlockSender, payload_bytes: usize) -> Result<(), Closed> {

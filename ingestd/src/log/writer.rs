@@ -18,7 +18,7 @@ use rusqlite::{Connection, ErrorCode, params};
 
 use super::channel::{Block, BlockReceiver};
 use super::horizon::Horizon;
-use super::shard::{EventRow, receipt_crc};
+use super::shard::{EventRow, Receipt, ReceiptKind};
 
 /// The most bytes of events in a transaction, so that memory is bounded by bytes as well (LOG-6).
 pub const BATCH_BYTES: usize = 16 << 20;
@@ -33,6 +33,8 @@ pub struct WriterStatus {
     waiting: Mutex<Option<String>>,
     /// Events committed since the start of the process.
     committed: AtomicU64,
+    /// The number of the shard's last commit.
+    commit_number: AtomicU64,
 }
 
 impl WriterStatus {
@@ -44,6 +46,16 @@ impl WriterStatus {
     /// Events committed since the start of the process.
     pub fn committed(&self) -> u64 {
         self.committed.load(Ordering::Relaxed)
+    }
+
+    /// The number of the shard's last commit, which is durable.
+    pub fn commit_number(&self) -> u64 {
+        self.commit_number.load(Ordering::Acquire)
+    }
+
+    /// The status of a shard whose last commit has this number.
+    pub fn new(commit_number: u64) -> WriterStatus {
+        WriterStatus { commit_number: AtomicU64::new(commit_number), ..WriterStatus::default() }
     }
 
     fn set_waiting(&self, reason: Option<String>) {
@@ -68,7 +80,7 @@ impl Closing {
     }
 
     /// Waits for `duration`; true if the log closes before or meanwhile.
-    fn wait(&self, duration: Duration) -> bool {
+    pub fn wait(&self, duration: Duration) -> bool {
         let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let open = |_: &mut ()| !self.closing.load(Ordering::SeqCst);
         drop(self.wake.wait_timeout_while(guard, duration, open));
@@ -172,28 +184,23 @@ impl Writer {
         let mut new_streams = Vec::new();
         let mut receipts: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         {
-            let mut insert_receipt = transaction.prepare_cached(
-                "INSERT INTO receipt (stream, first_sequence, last_sequence, crc) VALUES (?1, ?2, ?3, ?4)",
-            )?;
-            let mut write_receipt = |stream: u64, (first, last): (u64, u64)| {
-                insert_receipt.execute(params![stream, first, last, receipt_crc(stream, first, last)]).map(drop)
+            let write_receipt = |stream: u64, (first_sequence, last_sequence): (u64, u64)| {
+                let kind = ReceiptKind::Stored;
+                Receipt { stream, first_sequence, last_sequence, kind }.insert(&transaction)
             };
-            let mut insert_event = transaction.prepare_cached(
-                "INSERT INTO event (position, stream, sequence, cpu, type, key, ts, stored_at, payload, crc)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
-            )?;
             for block in &batch.blocks {
-                if !self.streams.contains(&block.stream) && !new_streams.contains(&block.stream) {
+                let stream = block.stream.number;
+                if !self.streams.contains(&stream) && !new_streams.contains(&stream) {
                     transaction.execute(
-                        "INSERT INTO stream (stream, name, epoch) VALUES (?1, ?2, 0)",
-                        params![block.stream, &*block.stream_name],
+                        "INSERT INTO stream (stream, name, epoch) VALUES (?1, ?2, ?3)",
+                        params![stream, &*block.stream.name, block.stream.epoch],
                     )?;
-                    new_streams.push(block.stream);
+                    new_streams.push(stream);
                 }
                 for (event, offset) in block.events.iter().zip(0u64..) {
                     let row = EventRow {
                         position: block.first_position + offset,
-                        stream: block.stream,
+                        stream,
                         sequence: block.first_sequence + offset,
                         cpu: block.cpu,
                         event_type: &event.event_type,
@@ -202,24 +209,13 @@ impl Writer {
                         stored_at,
                         payload: &event.payload,
                     };
-                    insert_event.execute(params![
-                        row.position,
-                        row.stream,
-                        row.sequence,
-                        row.cpu,
-                        row.event_type,
-                        row.key,
-                        row.ts,
-                        row.stored_at,
-                        row.payload,
-                        row.crc()
-                    ])?;
+                    row.insert(&transaction)?;
                 }
                 let last = block.first_sequence + block.events.len() as u64 - 1;
-                match receipts.get_mut(&block.stream) {
+                match receipts.get_mut(&stream) {
                     Some(run) if run.1 + 1 == block.first_sequence => run.1 = last,
-                    Some(run) => write_receipt(block.stream, std::mem::replace(run, (block.first_sequence, last)))?,
-                    None => drop(receipts.insert(block.stream, (block.first_sequence, last))),
+                    Some(run) => write_receipt(stream, std::mem::replace(run, (block.first_sequence, last)))?,
+                    None => drop(receipts.insert(stream, (block.first_sequence, last))),
                 }
             }
             for (stream, run) in &receipts {
@@ -231,6 +227,7 @@ impl Writer {
         }
         transaction.commit()?;
         self.commit_number += 1;
+        self.status.commit_number.store(self.commit_number, Ordering::Release);
         self.streams.extend(new_streams);
         Ok(())
     }
