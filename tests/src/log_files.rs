@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags};
 
+/// The kind of the receipts of events that are there.
+const STORED: u64 = 0;
+
 /// An event as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredRow {
@@ -160,15 +163,16 @@ fn read_shard(path: &Path) -> Result<Shard, String> {
 
     let mut receipts = Vec::new();
     let mut statement =
-        connection.prepare("SELECT stream, first_sequence, last_sequence, crc FROM receipt").map_err(text)?;
+        connection.prepare("SELECT stream, first_sequence, last_sequence, kind, crc FROM receipt").map_err(text)?;
     let mut found = statement.query([]).map_err(text)?;
     while let Some(row) = found.next().map_err(text)? {
         let get = |column| row.get::<_, u64>(column).map_err(text);
-        let (stream, first, last) = (get(0)?, get(1)?, get(2)?);
-        let bytes: Vec<u8> = [stream, first, last].into_iter().flat_map(u64::to_le_bytes).collect();
-        ensure(get(3)? == u64::from(crc32c(&bytes)), || {
+        let (stream, first, last, kind) = (get(0)?, get(1)?, get(2)?, get(3)?);
+        let bytes: Vec<u8> = [stream, first, last, kind].into_iter().flat_map(u64::to_le_bytes).collect();
+        ensure(get(4)? == u64::from(crc32c(&bytes)), || {
             format!("receipt {first} to {last} of stream {stream} does not match its checksum")
         })?;
+        ensure(kind == STORED, || format!("receipt {first} to {last} of stream {stream} is of kind {kind}"))?;
         receipts.push((stream, first, last));
     }
 

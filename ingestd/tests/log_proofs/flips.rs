@@ -134,7 +134,7 @@ fn start_with(original: &Original, flipped: (&str, usize, u8)) -> Result<Outcome
     let compare = || {
         let read = LogReader::open(path).and_then(|reader| reader.read(0, horizon, u64::MAX, usize::MAX));
         let read = match read {
-            Ok(events) => events,
+            Ok(chunk) => chunk.events,
             Err(error) if error.to_string().contains("damaged: ") || error.to_string().contains("shard-") => {
                 return Ok(Outcome::StoppedTheReader);
             }

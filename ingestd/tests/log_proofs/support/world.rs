@@ -34,6 +34,7 @@ pub fn settings(directory: &Path, drains: u64, shards: u64, batch: u64) -> LogSe
         max_batch_size: batch as usize,
         max_batch_latency: Duration::from_millis(100),
         max_streams: 1000,
+        accept_loss: false,
     }
 }
 
@@ -62,9 +63,9 @@ pub fn submit(log: &Log, source: Source, events: Vec<Event>) -> oneshot::Receive
 
 /// Gives events `first` to `first + count - 1` of a producer to a log; does not wait for the answer.
 pub fn send(log: &Log, producer: &str, first: u64, count: u64) -> oneshot::Receiver<Answer> {
-    let (stream, name) = log.registry().producer(producer).expect("the name is good");
+    let stream = log.registry().producer(producer, 0).expect("the name is good");
     let events = (first..first + count).map(|sequence| event(producer, sequence)).collect();
-    submit(log, Source::Producer { stream, name, first_sequence: first }, events)
+    submit(log, Source::Producer { stream, first_sequence: first }, events)
 }
 
 #[derive(Debug)]
@@ -347,7 +348,7 @@ impl World {
         let (events, bytes) = (self.random.within(1..=2000), self.random.within(1..=1 << 20) as usize);
         self.note(format!("read after {after} up to {horizon}"));
         let reader = LogReader::open(self.directory.path()).expect("the log can be read");
-        let read = reader.read(after, horizon, events, bytes).expect("the log can be read");
+        let read = reader.read(after, horizon, events, bytes).expect("the log can be read").events;
         assert!(!read.is_empty() || after == horizon, "there is something to read");
         for (stored, position) in read.into_iter().zip(after + 1..) {
             assert_eq!(stored.position, position);
