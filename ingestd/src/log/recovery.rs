@@ -222,9 +222,9 @@ fn find(directory: &Path, number: u32, log_id: Uuid, now: i64) -> Result<Found, 
 /// A process that was killed between writing a commit and syncing it leaves the commit in the WAL, where it looks like any
 /// other, but only the page cache holds it. What recovery finds is acknowledged to whoever resends it, so it must
 /// survive the machine first: the sync of any later commit covers all of the WAL. (A checkpoint would do it as well,
-/// but not while a reader holds it up.)
+/// but not while a reader holds it up.) SQLite leaves out an UPDATE that changes nothing, but always writes this number.
 fn make_durable(connection: &Connection) -> rusqlite::Result<()> {
-    connection.execute("UPDATE log SET shard = shard", []).map(drop)
+    connection.pragma_update(None, "user_version", shard::SCHEMA_VERSION)
 }
 
 /// Shards that are not there or behind the watermark.
