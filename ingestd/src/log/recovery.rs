@@ -112,12 +112,10 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
             log_id.get_or_insert(id);
         }
     }
-    let is_new = log_id.is_none() && reading == Reading::Absent;
-    let (watermark, mut doubts) = match reading {
-        Reading::Valid(watermark) => (Some(watermark), Vec::new()),
-        Reading::Absent if is_new => (None, Vec::new()),
-        Reading::Absent => (None, vec![format!("the file {} is missing", watermark::FILE_NAME)]),
-        Reading::Damaged => (None, vec![format!("the file {} is damaged", watermark::FILE_NAME)]),
+    let (watermark, trouble) = match reading {
+        Reading::Valid(watermark) => (Some(watermark), None),
+        Reading::Absent => (None, Some("missing")),
+        Reading::Damaged => (None, Some("damaged")),
     };
     if let (Some(in_shards), Some(watermark)) = (log_id, &watermark)
         && in_shards != watermark.log_id
@@ -130,6 +128,14 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
     let mut found = Vec::new();
     for number in &existing {
         found.push(find(directory, *number, log_id, settings.now)?);
+    }
+    let mut doubts = Vec::new();
+    // The first start makes the shards, then the watermark; it may have died between them.
+    let is_new = found.iter().all(|shard| shard.header.commit_number == 0);
+    if let Some(trouble) = trouble
+        && !is_new
+    {
+        doubts.push(format!("the file {} is {trouble}", watermark::FILE_NAME));
     }
     doubts.extend(missing_commits(&found, watermark.as_ref()));
 
