@@ -307,11 +307,22 @@ impl World {
         }
     }
 
-    /// The acknowledgements that came before a crash. (A log that is closing may refuse anything.)
+    /// The acknowledgements that came before a crash. A log that is closing may refuse anything, and then it expects less
+    /// than the model does.
     fn settle_after_crash(&mut self) {
         for waiting in std::mem::take(&mut self.waiting) {
-            let answers =
-                waiting.replies.into_iter().map(|mut reply| reply.try_recv().ok().filter(Answer::is_ok)).collect();
+            let replies = waiting.replies.into_iter();
+            let mut answers: Vec<Option<Answer>> =
+                replies.map(|mut reply| reply.try_recv().ok().filter(Answer::is_ok)).collect();
+            if let Some((producer, last)) = waiting.numbered {
+                for ack in answers.iter_mut().flatten().flatten() {
+                    let expected = waiting.expected.iter().flatten().find(|expected| expected.stored == ack.stored);
+                    let next = expected.map_or(0, |expected| expected.next_sequence);
+                    let possible = last + 1..=self.producers[producer].next;
+                    assert!(possible.contains(&ack.next_sequence), "{ack:?}, possible are {possible:?}");
+                    ack.next_sequence = next;
+                }
+            }
             self.compare(answers, (waiting.expected, waiting.numbered, waiting.anonymous));
         }
     }
