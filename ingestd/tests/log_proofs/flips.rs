@@ -14,7 +14,9 @@ use crate::support::disk::{Disk, Loss};
 use crate::support::watchdog::watch;
 use crate::support::world::{event, send, settings};
 
-const PRODUCERS: [&str; 3] = ["a", "b", "c"];
+/// Long names, so that they are hit.
+const PRODUCERS: [&str; 3] =
+    ["producer-with-a-long-name-a", "producer-with-a-long-name-b", "producer-with-a-long-name-c"];
 
 /// Flips per seed.
 const FLIPS: u64 = 40;
@@ -177,10 +179,11 @@ fn flip_bits(suffix: &str, with_wal: bool, seed: u64) {
     let mut hits = 0;
     let mut outcomes = Vec::new();
     for number in 0..FLIPS {
-        // Three of four flips are aimed at what matters, the others go anywhere.
+        // Three of four flips are aimed at what matters, where there is something; the others go anywhere.
         let (name, offset) = if random.chance(3, 4) {
             let (name, range) = *random.pick(&live);
-            (name, random.within(range.start as u64..=range.end as u64 - 1) as usize)
+            let used = range.clone().filter(|offset| original.files[name][*offset] != 0);
+            (name, *random.pick(&used.collect::<Vec<_>>()))
         } else {
             let (name, contents) = *random.pick(&files);
             (name, random.within(0..=contents.len() as u64 - 1) as usize)
