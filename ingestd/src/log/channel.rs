@@ -133,6 +133,17 @@ impl Drop for Reservation<'_> {
     }
 }
 
+/// What came for a writer.
+#[derive(Debug)]
+pub enum Input<C> {
+    /// Events.
+    Block(Block),
+    /// Something to do between two batches.
+    Command(C),
+    /// All drains are gone and the channel is empty.
+    Closed,
+}
+
 /// The writer's end.
 #[derive(Debug)]
 pub struct BlockReceiver {
@@ -141,9 +152,17 @@ pub struct BlockReceiver {
 }
 
 impl BlockReceiver {
-    /// Waits for a block. None when all drains are gone and the channel is empty.
-    pub fn receive(&self) -> Option<Block> {
-        self.blocks.recv().ok().map(|block| self.taken(block))
+    /// Waits for a block or a command, whichever comes first.
+    pub fn receive_or<C>(&self, commands: &Receiver<C>) -> Input<C> {
+        let block = crossbeam_channel::select! {
+            recv(self.blocks) -> block => block.ok(),
+            recv(commands) -> command => match command {
+                Ok(command) => return Input::Command(command),
+                // Nobody commands any more.
+                Err(_) => self.blocks.recv().ok(),
+            },
+        };
+        block.map_or(Input::Closed, |block| Input::Block(self.taken(block)))
     }
 
     /// A block, if one is there.
@@ -199,6 +218,13 @@ mod tests {
         sender.reserve(block.size_bytes())?.send(block)
     }
 
+    fn receive(receiver: &BlockReceiver) -> Block {
+        match receiver.receive_or(&crossbeam_channel::never::<()>()) {
+            Input::Block(block) => block,
+            other => panic!("a block was expected: {other:?}"),
+        }
+    }
+
     /// Sends on another thread; the receiver tells when the send is through.
     fn send_elsewhere(sender: &BlockSender, payload_bytes: usize) -> mpsc::Receiver<Result<(), Closed>> {
         let (done, through) = mpsc::channel();
@@ -214,7 +240,7 @@ mod tests {
         send(&sender, 1).unwrap();
         let through = send_elsewhere(&sender, 1);
         assert_eq!(through.try_recv(), Err(mpsc::TryRecvError::Empty));
-        receiver.receive().unwrap();
+        receive(&receiver);
         assert_eq!(through.recv().unwrap(), Ok(()));
     }
 
@@ -224,9 +250,9 @@ mod tests {
         let (sender, receiver) = bounded(100, room);
         send(&sender, 600).unwrap();
         let through = send_elsewhere(&sender, 600);
-        receiver.receive().unwrap();
+        receive(&receiver);
         assert_eq!(through.recv().unwrap(), Ok(()));
-        assert_eq!(receiver.receive().unwrap().events[0].payload.len(), 600);
+        assert_eq!(receive(&receiver).events[0].payload.len(), 600);
     }
 
     #[test]
@@ -234,7 +260,7 @@ mod tests {
         let (sender, receiver) = bounded(4, 10);
         send(&sender, 5000).unwrap();
         let through = send_elsewhere(&sender, 1);
-        assert_eq!(receiver.receive().unwrap().events[0].payload.len(), 5000);
+        assert_eq!(receive(&receiver).events[0].payload.len(), 5000);
         assert_eq!(through.recv().unwrap(), Ok(()));
     }
 
@@ -243,6 +269,19 @@ mod tests {
         let (sender, _receiver) = bounded(1, 1000);
         drop(sender.reserve(10).unwrap());
         send(&sender, 1).unwrap();
+    }
+
+    #[test]
+    fn commands_come_between_blocks_and_their_end_is_not_the_end() {
+        let (sender, receiver) = bounded(4, 1000);
+        let (commands, queue) = crossbeam_channel::unbounded();
+        commands.send(7).unwrap();
+        assert!(matches!(receiver.receive_or(&queue), Input::Command(7)));
+        drop(commands);
+        send(&sender, 1).unwrap();
+        assert!(matches!(receiver.receive_or(&queue), Input::Block(_)));
+        drop(sender);
+        assert!(matches!(receiver.receive_or(&queue), Input::Closed));
     }
 
     #[test]

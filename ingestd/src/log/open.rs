@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use core_affinity::CoreId;
 use lanes_core::log::assignment::shards_of;
@@ -14,26 +14,22 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use uuid::Uuid;
 
 use super::channel;
-use super::directory::{Directory, DirectoryError, MAXIMUM_SHARDS};
+use super::directory::{Directory, DirectoryError, MAXIMUM_SHARDS, shard_path};
 use super::drain::{Answer, Command, Drain, INBOX_REQUESTS, ProducerState, Refusal, Request, STRIPE_EVENTS, Source};
 use super::horizon::Horizon;
+use super::keeper::Keeper;
 use super::own::Happened;
 use super::recovery::{RecoveryError, RecoverySettings, recover};
+use super::retention::{HoldSource, Owner, Retention, RetentionSettings};
+use super::shard::{ShardError, open_reader, open_writer};
 use super::stream::{DAEMON_STREAM, NameError, StreamKey, StreamRegistry, check_name};
-use super::watermark::{Watermark, WatermarkWriter};
-use super::writer::{Closing, CommitLimits, Writer, WriterStatus, now_ms};
+use super::writer::{Closing, CommitLimits, Expire, Writer, WriterStatus, now_ms};
 
 /// Blocks that wait for a writer.
 const CHANNEL_BLOCKS: usize = 1024;
 
 /// Bytes of events that wait for a writer.
 const CHANNEL_BYTES: usize = 8 << 20;
-
-/// Time between two looks whether the watermark must move.
-const WATERMARK_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Time between two syncs of the watermark.
-const WATERMARK_SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How a log is opened.
 #[derive(Debug, Clone)]
@@ -114,12 +110,13 @@ pub struct Log {
     inboxes: Vec<mpsc::Sender<Command>>,
     next_anonymous: AtomicUsize,
     statuses: Vec<Arc<WriterStatus>>,
-    historical: Vec<(u32, u64)>,
-    floor: u64,
+    historical: Vec<u32>,
     closing: Arc<Closing>,
     drains: Vec<JoinHandle<()>>,
     writers: Vec<JoinHandle<Result<(), String>>>,
-    keeper: JoinHandle<Keeper>,
+    commands: Vec<crossbeam_channel::Sender<Expire>>,
+    keeper: Arc<Keeper>,
+    threads: Vec<JoinHandle<()>>,
     started: Happened,
 }
 
@@ -162,7 +159,7 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
     let registry =
         StreamRegistry::new(recovered.streams.values().map(|(key, _)| key), settings.max_streams, drain_count);
     let limits = CommitLimits { events: settings.max_batch_size, latency: settings.max_batch_latency };
-    let (mut senders, mut writers, mut statuses) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut senders, mut writers, mut statuses, mut commands) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (shard, active) in (0..).zip(recovered.active) {
         let (sender, receiver) = channel::bounded(CHANNEL_BLOCKS, CHANNEL_BYTES);
         let status = Arc::new(WriterStatus::new(active.commit_number));
@@ -177,24 +174,25 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
             closing: Arc::clone(&closing),
         };
         let thread = std::thread::Builder::new().name(format!("writer-{shard}"));
-        writers.push(thread.spawn(move || writer.run(&receiver))?);
+        // One command at a time: whoever sends one waits for its answer.
+        let (command, queue) = crossbeam_channel::bounded(1);
+        writers.push(thread.spawn(move || writer.run(&receiver, &queue))?);
+        commands.push(command);
         senders.push(sender);
         statuses.push(status);
     }
-    let keeper = Keeper {
-        log_id: recovered.log_id,
-        floor: recovered.floor,
-        horizon: Arc::clone(&horizon),
-        statuses: statuses.clone(),
-        historical: recovered.historical.clone(),
-        writer: None,
-        written: None,
-        synced_at: Instant::now(),
-    };
-    let keeper =
-        keeper.create(directory.path()).map_err(|error| LogError::Watermark(directory.path().to_owned(), error))?;
-    let keeper = std::thread::Builder::new().name("watermark".to_owned()).spawn({
-        let closing = Arc::clone(&closing);
+    let keeper = Keeper::open(
+        directory.path(),
+        recovered.log_id,
+        recovered.floor,
+        Arc::clone(&horizon),
+        statuses.clone(),
+        recovered.historical.iter().map(|(_, commit_number)| *commit_number).collect(),
+    )
+    .map_err(|error| LogError::Watermark(directory.path().to_owned(), error))?;
+    let keeper = Arc::new(keeper);
+    let keeping = std::thread::Builder::new().name("watermark".to_owned()).spawn({
+        let (keeper, closing) = (Arc::clone(&keeper), Arc::clone(&closing));
         move || keeper.run(&closing)
     })?;
     let started = Happened::Started {
@@ -249,12 +247,13 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
         inboxes,
         next_anonymous: AtomicUsize::new(0),
         statuses,
-        historical: recovered.historical,
-        floor: recovered.floor,
+        historical: recovered.historical.iter().map(|(shard, _)| *shard).collect(),
         closing,
         drains,
         writers,
+        commands,
         keeper,
+        threads: vec![keeping],
         started,
     })
 }
@@ -269,77 +268,6 @@ fn open_epochs<'a>(streams: impl Iterator<Item = &'a StreamKey>) -> HashMap<Arc<
         }
     }
     open
-}
-
-/// Keeps the watermark file near the log.
-#[derive(Debug)]
-struct Keeper {
-    log_id: Uuid,
-    floor: u64,
-    horizon: Arc<Horizon>,
-    statuses: Vec<Arc<WriterStatus>>,
-    historical: Vec<(u32, u64)>,
-    writer: Option<WatermarkWriter>,
-    /// What the file says, synced or not.
-    written: Option<Watermark>,
-    synced_at: Instant,
-}
-
-impl Keeper {
-    /// What the watermark should say. The horizon is read first, so the commits it needs are among those counted.
-    fn now(&self) -> Watermark {
-        let horizon = self.horizon.position();
-        let active = self.statuses.iter().map(|status| status.commit_number());
-        let historical = self.historical.iter().map(|(_, commit_number)| *commit_number);
-        Watermark {
-            log_id: self.log_id,
-            floor: self.floor,
-            horizon,
-            commit_numbers: active.chain(historical).collect(),
-        }
-    }
-
-    fn create(mut self, directory: &std::path::Path) -> std::io::Result<Keeper> {
-        let now = self.now();
-        self.writer = Some(WatermarkWriter::create(directory, &now)?);
-        self.written = Some(now);
-        Ok(self)
-    }
-
-    /// Follows the horizon until the log closes.
-    fn run(mut self, closing: &Closing) -> Keeper {
-        let mut dirty = false;
-        while !closing.wait(WATERMARK_INTERVAL) {
-            let now = self.now();
-            let Some(writer) = &mut self.writer else { break };
-            let mut result = Ok(());
-            if self.written.as_ref() != Some(&now) {
-                result = writer.write(&now);
-                self.written = Some(now);
-                dirty = true;
-            }
-            if result.is_ok() && dirty && self.synced_at.elapsed() >= WATERMARK_SYNC_INTERVAL {
-                result = writer.sync();
-                self.synced_at = Instant::now();
-                dirty = false;
-            }
-            if let Err(error) = result {
-                // The log itself goes on: what the file cannot say now is only a weaker check at the next start.
-                tracing::error!("the watermark cannot be written: {error}");
-                self.written = None;
-            }
-        }
-        self
-    }
-
-    /// Writes the last state.
-    fn close(mut self) -> std::io::Result<()> {
-        let now = self.now();
-        match &mut self.writer {
-            Some(writer) => writer.write(&now).and_then(|()| writer.sync()),
-            None => Ok(()),
-        }
-    }
 }
 
 /// The drain that a stream belongs to for the life of the process.
@@ -424,6 +352,35 @@ impl Log {
         reply.await.map_err(|_| Refusal::Closing)?.map(drop)
     }
 
+    /// Starts to delete the low end of the log, as far as `hold` allows.
+    ///
+    /// # Errors
+    /// [`LogError`] if a shard cannot be opened for it.
+    pub fn start_retention(&mut self, settings: RetentionSettings, hold: HoldSource) -> Result<(), LogError> {
+        let mut shards = Vec::new();
+        let shard_error = |error: ShardError| LogError::Recovery(RecoveryError::Shard(error));
+        for (shard, command) in (0..).zip(&self.commands) {
+            let reader = open_reader(&shard_path(self.directory.path(), shard)).map_err(shard_error)?;
+            shards.push((reader, Owner::Writer(command.clone())));
+        }
+        for shard in &self.historical {
+            let path = shard_path(self.directory.path(), *shard);
+            let writer = open_writer(&path, self.log_id, *shard, now_ms()).map_err(shard_error)?;
+            shards.push((open_reader(&path).map_err(shard_error)?, Owner::Here(writer)));
+        }
+        let retention =
+            Retention { settings, horizon: Arc::clone(&self.horizon), keeper: Arc::clone(&self.keeper), shards, hold };
+        let closing = Arc::clone(&self.closing);
+        let thread = std::thread::Builder::new().name("retention".to_owned());
+        self.threads.push(thread.spawn(move || retention.run(&closing))?);
+        Ok(())
+    }
+
+    /// The position up to which retention has deleted.
+    pub fn floor(&self) -> u64 {
+        self.keeper.floor()
+    }
+
     /// What there is to tell of this start.
     pub fn started(&self) -> &Happened {
         &self.started
@@ -436,7 +393,7 @@ impl Log {
             let state = if reason.is_some() { "waiting" } else { "active" };
             ShardReport { shard, state, reason, committed: status.committed() }
         });
-        let historical = self.historical.iter().map(|(shard, _)| ShardReport {
+        let historical = self.historical.iter().map(|shard| ShardReport {
             shard: *shard,
             state: "historical",
             reason: None,
@@ -445,7 +402,7 @@ impl Log {
         LogReport {
             log_id: self.log_id,
             horizon: self.horizon.position(),
-            floor: self.floor,
+            floor: self.keeper.floor(),
             uncommitted: self.horizon.uncommitted(),
             drains: self.inboxes.len(),
             shards: active.chain(historical).collect(),
@@ -459,6 +416,7 @@ impl Log {
     pub fn close(self) -> Result<(), String> {
         self.closing.close();
         drop(self.inboxes);
+        drop(self.commands);
         for drain in self.drains {
             // A panic has ended the process already.
             let _ = drain.join();
@@ -469,9 +427,10 @@ impl Log {
                 result = Err(reason);
             }
         }
-        if let Ok(keeper) = self.keeper.join()
-            && let Err(error) = keeper.close()
-        {
+        for thread in self.threads {
+            let _ = thread.join();
+        }
+        if let Err(error) = self.keeper.close() {
             tracing::error!("the watermark cannot be written: {error}");
         }
         result

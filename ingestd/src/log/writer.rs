@@ -14,9 +14,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rusqlite::{Connection, ErrorCode, params};
+use crossbeam_channel::{Receiver, Sender};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
-use super::channel::{Block, BlockReceiver};
+use super::channel::{Block, BlockReceiver, Input};
+use super::expire::expire;
 use super::horizon::Horizon;
 use super::shard::{EventRow, Receipt, ReceiptKind};
 
@@ -97,6 +99,16 @@ pub struct CommitLimits {
     pub latency: Duration,
 }
 
+/// Retention's command to a writer: delete at most `rows` events at or below `floor`.
+pub struct Expire {
+    /// The floor.
+    pub floor: u64,
+    /// The most rows.
+    pub rows: u64,
+    /// Gets the number of rows, or what is wrong.
+    pub done: Sender<Result<u64, String>>,
+}
+
 /// One shard's writer.
 pub struct Writer {
     /// The shard's number.
@@ -122,9 +134,22 @@ impl Writer {
     ///
     /// # Errors
     /// A text for the log if the last batches could not be written because the log was closed while the disk refused.
-    pub fn run(mut self, input: &BlockReceiver) -> Result<(), String> {
+    pub fn run(mut self, input: &BlockReceiver, commands: &Receiver<Expire>) -> Result<(), String> {
         let mut left_over = None;
-        while let Some(first) = left_over.take().or_else(|| input.receive()) {
+        loop {
+            let first = match left_over.take() {
+                Some(block) => block,
+                None => match input.receive_or(commands) {
+                    Input::Block(block) => block,
+                    Input::Command(Expire { floor, rows, done }) => {
+                        let deleted = expire(&mut self.connection, floor, rows).map_err(|error| error.to_string());
+                        // Whoever asked is gone only when the log closes.
+                        let _ = done.send(deleted);
+                        continue;
+                    }
+                    Input::Closed => return Ok(()),
+                },
+            };
             let started = Instant::now();
             let mut batch = Batch::default();
             batch.push(first);
@@ -146,7 +171,6 @@ impl Writer {
             self.status.committed.fetch_add(batch.events as u64, Ordering::Relaxed);
             self.horizon.complete(&firsts);
         }
-        Ok(())
     }
 
     /// Commits a batch, however long it takes.
@@ -184,10 +208,6 @@ impl Writer {
         let mut new_streams = Vec::new();
         let mut receipts: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         {
-            let write_receipt = |stream: u64, (first_sequence, last_sequence): (u64, u64)| {
-                let kind = ReceiptKind::Stored;
-                Receipt { stream, first_sequence, last_sequence, kind }.insert(&transaction)
-            };
             for block in &batch.blocks {
                 let stream = block.stream.number;
                 if !self.streams.contains(&stream) && !new_streams.contains(&stream) {
@@ -214,12 +234,15 @@ impl Writer {
                 let last = block.first_sequence + block.events.len() as u64 - 1;
                 match receipts.get_mut(&stream) {
                     Some(run) if run.1 + 1 == block.first_sequence => run.1 = last,
-                    Some(run) => write_receipt(stream, std::mem::replace(run, (block.first_sequence, last)))?,
+                    Some(run) => {
+                        let before = std::mem::replace(run, (block.first_sequence, last));
+                        write_receipt(&transaction, stream, before)?;
+                    }
                     None => drop(receipts.insert(stream, (block.first_sequence, last))),
                 }
             }
             for (stream, run) in &receipts {
-                write_receipt(*stream, *run)?;
+                write_receipt(&transaction, *stream, *run)?;
             }
             transaction
                 .prepare_cached("UPDATE log SET commit_number = ?1, horizon = ?2")?
@@ -231,6 +254,27 @@ impl Writer {
         self.streams.extend(new_streams);
         Ok(())
     }
+}
+
+/// Writes the receipt of a run of stored events. If it begins where the shard's last one of the stream ends, that one
+/// becomes longer: a stream that always goes to one shard has one row.
+fn write_receipt(connection: &Connection, stream: u64, (first, last): (u64, u64)) -> rusqlite::Result<()> {
+    let kind = ReceiptKind::Stored;
+    let before: Option<(u64, u64, u8)> = connection
+        .prepare_cached(
+            "SELECT first_sequence, last_sequence, kind FROM receipt WHERE stream = ?1
+             ORDER BY first_sequence DESC LIMIT 1",
+        )?
+        .query_row([stream], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .optional()?;
+    let joined = before.filter(|(_, end, before_kind)| end + 1 == first && *before_kind == kind.number());
+    let first_sequence = joined.map_or(first, |(first, _, _)| first);
+    if joined.is_some() {
+        connection
+            .prepare_cached("DELETE FROM receipt WHERE stream = ?1 AND first_sequence = ?2")?
+            .execute(params![stream, first_sequence])?;
+    }
+    Receipt { stream, first_sequence, last_sequence: last, kind }.insert(connection)
 }
 
 #[derive(Default)]
