@@ -156,10 +156,20 @@ fn read_shard(path: &Path) -> Result<Shard, String> {
     let connection =
         Connection::open_with_flags_and_vfs(path, OpenFlags::SQLITE_OPEN_READ_ONLY, "unix").map_err(text)?;
     let log_id = connection.query_row("SELECT log_id FROM log", [], |row| row.get(0)).map_err(text)?;
-    let names = connection
-        .prepare("SELECT stream, name FROM stream")
-        .and_then(|mut statement| statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect())
-        .map_err(text)?;
+    let mut names = BTreeMap::new();
+    let mut statement = connection.prepare("SELECT stream, name, epoch, crc FROM stream").map_err(text)?;
+    let mut found = statement.query([]).map_err(text)?;
+    while let Some(row) = found.next().map_err(text)? {
+        let get = |column| row.get::<_, u64>(column).map_err(text);
+        let (stream, epoch, crc) = (get(0)?, get(2)?, get(3)?);
+        let name: String = row.get(1).map_err(text)?;
+        let mut bytes = [stream.to_le_bytes(), epoch.to_le_bytes()].concat();
+        bytes.extend(name.as_bytes());
+        ensure(crc == u64::from(crc32c(&bytes)), || {
+            format!("the name of stream {stream} does not match its checksum")
+        })?;
+        names.insert(stream, name);
+    }
 
     let mut receipts = Vec::new();
     let mut statement =
