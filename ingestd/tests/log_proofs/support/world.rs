@@ -13,6 +13,7 @@ use e2e::log_files::{self, LogFiles};
 use e2e::random::Random;
 use ingestd::log::drain::{Ack, Answer, Refusal, Request, Source};
 use ingestd::log::reader::LogReader;
+use ingestd::log::verify::verify;
 use ingestd::log::{Log, LogError, LogSettings, open};
 use lanes_core::event::Event;
 use tempfile::TempDir;
@@ -336,7 +337,7 @@ impl World {
             if anonymous.is_empty() {
                 let place = expected.iter().position(|expected| *expected == answer);
                 let place = place.unwrap_or_else(|| panic!("the answer is {answer:?}, not one of {expected:?}"));
-                drop(expected.swap_remove(place));
+                let _ = expected.swap_remove(place);
             } else {
                 let stored = anonymous.len() as u64;
                 let right = matches!(answer, Ok(Ack { stored: s, duplicates: 0, .. }) if s == stored);
@@ -421,6 +422,8 @@ impl World {
     /// Checks the files against the model. What is in them at or below a horizon must never go away again.
     fn check_files(&mut self, horizon: Option<u64>, exact: bool) {
         let files = log_files::check(self.directory.path(), horizon).unwrap_or_else(|error| panic!("{error}"));
+        let faults = verify(self.directory.path()).expect("the log can be read").faults;
+        assert!(faults.is_empty(), "ingestd log verify finds {faults:#?}");
         let log_id = self.log_id.get_or_insert_with(|| files.log_id.clone());
         assert_eq!(*log_id, files.log_id, "a log keeps its id");
         for producer in &mut self.producers {
