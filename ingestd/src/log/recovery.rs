@@ -16,7 +16,8 @@ use uuid::Uuid;
 
 use super::directory::{MAXIMUM_SHARDS, existing_shards, shard_path};
 use super::shard::{
-    self, EventRow, LossRange, Receipt, ReceiptKind, ShardError, ShardHeader, read_losses, read_receipts,
+    self, EventRow, LossRange, Receipt, ReceiptKind, ShardError, ShardHeader, StreamRow, read_losses, read_receipts,
+    read_streams,
 };
 use super::stream::{DAEMON_STREAM, StreamKey, StreamState, daemon_stream_name};
 use super::watermark::{self, Reading, Watermark};
@@ -112,12 +113,10 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
             log_id.get_or_insert(id);
         }
     }
-    let is_new = log_id.is_none() && reading == Reading::Absent;
-    let (watermark, mut doubts) = match reading {
-        Reading::Valid(watermark) => (Some(watermark), Vec::new()),
-        Reading::Absent if is_new => (None, Vec::new()),
-        Reading::Absent => (None, vec![format!("the file {} is missing", watermark::FILE_NAME)]),
-        Reading::Damaged => (None, vec![format!("the file {} is damaged", watermark::FILE_NAME)]),
+    let (watermark, trouble) = match reading {
+        Reading::Valid(watermark) => (Some(watermark), None),
+        Reading::Absent => (None, Some("missing")),
+        Reading::Damaged => (None, Some("damaged")),
     };
     if let (Some(in_shards), Some(watermark)) = (log_id, &watermark)
         && in_shards != watermark.log_id
@@ -130,6 +129,14 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
     let mut found = Vec::new();
     for number in &existing {
         found.push(find(directory, *number, log_id, settings.now)?);
+    }
+    let mut doubts = Vec::new();
+    // The first start makes the shards, then the watermark; it may have died between them.
+    let is_new = found.iter().all(|shard| shard.header.commit_number == 0);
+    if let Some(trouble) = trouble
+        && !is_new
+    {
+        doubts.push(format!("the file {} is {trouble}", watermark::FILE_NAME));
     }
     doubts.extend(missing_commits(&found, watermark.as_ref()));
 
@@ -182,8 +189,7 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
     let mut streams = HashMap::new();
     for shard in &mut found {
         shard.receipts = read_receipts(&shard.connection, &shard.path)?;
-        shard.streams =
-            read_streams(&shard.connection).map_err(|error| ShardError::Sqlite(shard.path.clone(), error))?;
+        shard.streams = read_streams(&shard.connection, &shard.path)?;
         add_receipts(&mut streams, shard)?;
     }
     let (active, historical): (Vec<Found>, Vec<Found>) =
@@ -213,7 +219,7 @@ fn find(directory: &Path, number: u32, log_id: Uuid, now: i64) -> Result<Found, 
     let connection = shard::open_writer(&path, log_id, number, now)?;
     make_durable(&connection).map_err(|error| ShardError::Sqlite(path.clone(), error))?;
     let header = shard::read_header(&connection, &path, number)?;
-    let streams = read_streams(&connection).map_err(|error| ShardError::Sqlite(path.clone(), error))?;
+    let streams = read_streams(&connection, &path)?;
     let receipts = read_receipts(&connection, &path)?;
     let losses = read_losses(&connection, &path)?;
     Ok(Found { number, path, connection, header, streams, receipts, losses })
@@ -222,9 +228,9 @@ fn find(directory: &Path, number: u32, log_id: Uuid, now: i64) -> Result<Found, 
 /// A process that was killed between writing a commit and syncing it leaves the commit in the WAL, where it looks like any
 /// other, but only the page cache holds it. What recovery finds is acknowledged to whoever resends it, so it must
 /// survive the machine first: the sync of any later commit covers all of the WAL. (A checkpoint would do it as well,
-/// but not while a reader holds it up.)
+/// but not while a reader holds it up.) SQLite leaves out an UPDATE that changes nothing, but always writes this number.
 fn make_durable(connection: &Connection) -> rusqlite::Result<()> {
-    connection.execute("UPDATE log SET shard = shard", []).map(drop)
+    connection.pragma_update(None, "user_version", shard::SCHEMA_VERSION)
 }
 
 /// Shards that are not there or behind the watermark.
@@ -347,13 +353,6 @@ fn cut(connection: &mut Connection, horizon: u64) -> rusqlite::Result<u64> {
     Ok(ends.iter().map(|(_, _, rows)| rows).sum())
 }
 
-fn read_streams(connection: &Connection) -> rusqlite::Result<HashMap<u64, (String, u64)>> {
-    connection
-        .prepare("SELECT stream, name, epoch FROM stream")?
-        .query_map([], |row| Ok((row.get(0)?, (row.get(1)?, row.get(2)?))))?
-        .collect()
-}
-
 fn add_receipts(streams: &mut HashMap<u64, (StreamKey, StreamState)>, shard: &Found) -> Result<(), RecoveryError> {
     for (number, (name, epoch)) in &shard.streams {
         let fresh = || {
@@ -429,10 +428,8 @@ fn ends_in_cut(found: &[Found], hole: &Hole, horizon: u64) -> bool {
 fn give_up(shard: &mut Found, missing: &[LossRange], holes: &[Hole], next: u64, now: i64) -> Result<(), RecoveryError> {
     let write = |connection: &mut Connection, commit_number: u64| -> rusqlite::Result<()> {
         let transaction = connection.transaction()?;
-        let insert_stream = |number: u64, name: &str, epoch: u64| {
-            let statement = "INSERT OR IGNORE INTO stream (stream, name, epoch) VALUES (?1, ?2, ?3)";
-            transaction.execute(statement, params![number, name, epoch]).map(drop)
-        };
+        let insert_stream =
+            |number: u64, name: &str, epoch: u64| StreamRow { number, name, epoch }.insert(&transaction);
         for hole in holes {
             insert_stream(hole.stream, &hole.name, hole.epoch)?;
             Receipt {

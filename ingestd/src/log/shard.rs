@@ -2,7 +2,8 @@
 //!
 //! Format, schema version 1 (`PRAGMA user_version`), application id `0x706c616e` ("plan"):
 //! - `log`: one row: the log's id, the shard's number, the number of its last commit and the horizon at that moment.
-//! - `stream`: number ► name and epoch, for the streams that this shard holds something of.
+//! - `stream`: number ► name and epoch, for the streams that this shard holds something of, with a `crc`: under another
+//!   name a producer's resends would be stored again.
 //! - `event`: one row a position. `crc` is CRC-32C over the other columns and is checked by every reader.
 //! - `receipt`: what became of a range of a stream's numbers ([`ReceiptKind`]), one row a contiguous run of a commit,
 //!   with its own `crc`.
@@ -11,6 +12,7 @@
 //! WAL, `synchronous = FULL`, both read back. There is one read-write connection per file, the writer's; readers open
 //! read-only ones.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -37,7 +39,8 @@ CREATE TABLE log (
 CREATE TABLE stream (
     stream INTEGER PRIMARY KEY,
     name   TEXT NOT NULL,
-    epoch  INTEGER NOT NULL
+    epoch  INTEGER NOT NULL,
+    crc    INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE event (
     position  INTEGER PRIMARY KEY,
@@ -162,6 +165,55 @@ impl EventRow<'_> {
             ])
             .map(drop)
     }
+}
+
+/// A row of `stream`, without its checksum.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamRow<'a> {
+    /// The stream's number.
+    pub number: u64,
+    /// The producer's name.
+    pub name: &'a str,
+    /// The producer's epoch.
+    pub epoch: u64,
+}
+
+impl StreamRow<'_> {
+    /// CRC-32C over the numbers, little-endian, and the name.
+    pub fn crc(&self) -> u32 {
+        crc32c::crc32c_append(crc_of_numbers(&[self.number, self.epoch]), self.name.as_bytes())
+    }
+
+    /// Writes the row; nothing if it is there.
+    ///
+    /// # Errors
+    /// SQLite's.
+    pub fn insert(&self, connection: &Connection) -> rusqlite::Result<()> {
+        let statement = "INSERT OR IGNORE INTO stream (stream, name, epoch, crc) VALUES (?1, ?2, ?3, ?4)";
+        connection.execute(statement, params![self.number, self.name, self.epoch, self.crc()]).map(drop)
+    }
+}
+
+/// Number ► name and epoch of all streams of a shard.
+///
+/// # Errors
+/// [`ShardError`]: SQLite's errors, and rows that do not match their checksum.
+pub fn read_streams(connection: &Connection, path: &Path) -> Result<HashMap<u64, (String, u64)>, ShardError> {
+    let sqlite = |error| ShardError::Sqlite(path.to_owned(), error);
+    let mut statement = connection.prepare("SELECT stream, name, epoch, crc FROM stream").map_err(sqlite)?;
+    let mut rows = statement.query([]).map_err(sqlite)?;
+    let mut streams = HashMap::new();
+    while let Some(row) = rows.next().map_err(sqlite)? {
+        let read =
+            || Ok((row.get::<_, u64>(0)?, row.get::<_, String>(1)?, row.get::<_, u64>(2)?, row.get::<_, u32>(3)?));
+        let (number, name, epoch, crc) = read().map_err(sqlite)?;
+        if (StreamRow { number, name: &name, epoch }).crc() != crc {
+            let text = format!("the name \"{name}\" of stream {number} does not match its checksum");
+            return Err(ShardError::Contents(path.to_owned(), text));
+        }
+        streams.insert(number, (name, epoch));
+    }
+    Ok(streams)
 }
 
 /// What became of a range of a stream's numbers.

@@ -13,7 +13,7 @@ use rusqlite::Connection;
 
 use super::directory::{existing_shards, shard_path};
 use super::shard::{
-    self, EventRow, LossRange, Receipt, ReceiptKind, ShardError, ShardHeader, read_losses, read_receipts,
+    self, EventRow, LossRange, Receipt, ReceiptKind, ShardError, ShardHeader, read_losses, read_receipts, read_streams,
 };
 use super::watermark::{self, Reading, Watermark};
 
@@ -123,6 +123,9 @@ pub fn verify(directory: &Path) -> Result<Verification, ShardError> {
         match read_losses(&connection, &path) {
             Ok(read) => losses.extend(read),
             Err(error) => found.fault(error.to_string()),
+        }
+        if let Err(error) = read_streams(&connection, &path) {
+            found.fault(error.to_string());
         }
         shards.push(Shard { number, path, connection, header, receipts });
     }

@@ -21,7 +21,7 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 use super::channel::{Block, BlockReceiver, Input};
 use super::expire::expire;
 use super::horizon::Horizon;
-use super::shard::{EventRow, Receipt, ReceiptKind};
+use super::shard::{EventRow, Receipt, ReceiptKind, StreamRow};
 
 /// The most bytes of events in a transaction, so that memory is bounded by bytes as well (LOG-6).
 pub const BATCH_BYTES: usize = 16 << 20;
@@ -240,10 +240,8 @@ impl Writer {
             for block in &batch.blocks {
                 let stream = block.stream.number;
                 if !self.streams.contains(&stream) && !new_streams.contains(&stream) {
-                    transaction.execute(
-                        "INSERT INTO stream (stream, name, epoch) VALUES (?1, ?2, ?3)",
-                        params![stream, &*block.stream.name, block.stream.epoch],
-                    )?;
+                    StreamRow { number: stream, name: &block.stream.name, epoch: block.stream.epoch }
+                        .insert(&transaction)?;
                     new_streams.push(stream);
                 }
                 for (event, offset) in block.events.iter().zip(0u64..) {
