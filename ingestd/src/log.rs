@@ -10,6 +10,7 @@
 //! shard files.
 
 pub mod channel;
+pub mod checkpoint;
 pub mod directory;
 pub mod drain;
 pub mod expire;
