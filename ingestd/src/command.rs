@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::config::Config;
+use crate::config::{LOG_VARIABLE, Sources};
 use crate::{admin, daemon, log, projection, source};
 
 /// A durable log beside Postgres that keeps projections up to date.
@@ -18,9 +18,12 @@ use crate::{admin, daemon, log, projection, source};
 struct Arguments {
     #[command(subcommand)]
     command: Command,
-    /// The settings file, see docs/SETTINGS.md.
-    #[arg(long, global = true, default_value = "ingestd.toml")]
-    config: PathBuf,
+    /// The settings file, see docs/SETTINGS.md. Default: ingestd.toml, if there is one.
+    #[arg(long, global = true)]
+    config: Option<PathBuf>,
+    /// A setting, over the file and the environment. May be given several times.
+    #[arg(long = "set", global = true, value_name = "NAME=VALUE")]
+    settings: Vec<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -45,6 +48,14 @@ enum Command {
     Apply {
         /// The file.
         file: PathBuf,
+    },
+    /// Check directory, disk, descriptors, SQLite, Postgres and extension, without changing anything.
+    Check,
+    /// Let go of a projection: its definition and checkpoints are deleted, so that the log need not keep events for it.
+    /// Its table stays.
+    Forget {
+        /// The projection's name.
+        projection: String,
     },
     /// Look at the log's files.
     Log {
@@ -72,7 +83,7 @@ pub fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("INGESTD_LOG")
+            tracing_subscriber::EnvFilter::try_from_env(LOG_VARIABLE)
                 .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
         )
         .init();
@@ -86,10 +97,15 @@ pub fn main() -> ExitCode {
 }
 
 fn perform(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
-    let path: &Path = &arguments.config;
-    let config = Config::read(path)?;
+    let sources = Sources {
+        file: arguments.config.clone().unwrap_or_else(|| PathBuf::from("ingestd.toml")),
+        file_was_named: arguments.config.is_some(),
+        flags: arguments.settings.clone(),
+    };
+    let path: &Path = &sources.file;
+    let config = sources.read()?;
     match &arguments.command {
-        Command::Run { accept_loss } => daemon::run(&config, path, *accept_loss)?,
+        Command::Run { accept_loss } => daemon::run(config, &sources, *accept_loss)?,
         Command::Import { file, stream } => {
             let imported = source::file::import(file, stream.as_deref(), &config.listen.to_string())?;
             println!("{} events stored, {} were already stored", imported.stored, imported.duplicates);
@@ -98,6 +114,17 @@ fn perform(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
             for line in projection::apply::apply(file, &config, path)? {
                 println!("{line}");
             }
+        }
+        Command::Check => {
+            let (report, good) = admin::check::check(&config, path)?;
+            print!("{report}");
+            if !good {
+                return Err("something is not as it must be, see above".into());
+            }
+        }
+        Command::Forget { projection } => {
+            projection::forget::forget(projection, &config, path)?;
+            println!("projection {projection} is forgotten; its table stays");
         }
         Command::Log { command: LogCommand::Verify } => {
             let verification = log::verify::verify(&config.log_settings(path)?.data_directory)?;

@@ -9,12 +9,14 @@
 //! - [`dispatcher`]: one reader for all lanes.
 //! - [`worker`]: one connection, the lanes it owns, one transaction a batch.
 //! - [`board`]: what the status shows of each lane.
+//! - [`hold`]: what retention must leave for them.
 //!
 //! Invariants: LANE-1 to LANE-5 of `docs/INVARIANTS.md`. While Postgres is away lanes wait and go on by themselves.
 
 pub mod board;
 pub mod catalog;
 pub mod dispatcher;
+pub mod hold;
 pub mod reporter;
 pub mod session;
 pub mod worker;

@@ -3,6 +3,7 @@
 mod support;
 
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ingestd::log::drain::Ack;
@@ -19,6 +20,10 @@ const EVERYTHING: RetentionSettings = RetentionSettings {
 };
 
 const NEVER: Duration = Duration::from_secs(1 << 30);
+
+fn start(log: &mut Log, settings: RetentionSettings, hold: impl FnMut() -> Hold + Send + 'static) {
+    log.start_retention(Arc::new(Mutex::new(settings)), Box::new(hold)).unwrap();
+}
 
 async fn fill(log: &Log, from: u64, count: u64) {
     for producer in ["a", "b", "c"] {
@@ -43,7 +48,7 @@ async fn what_retention_deleted_is_still_a_duplicate_also_after_restarts_with_ot
         let mut log = open(&settings(path, drains, shards)).unwrap();
         fill(&log, sent + 1, 900).await;
         sent += 900;
-        log.start_retention(EVERYTHING, Box::new(|| Hold::Nobody)).unwrap();
+        start(&mut log, EVERYTHING, || Hold::Nobody);
         let horizon = 3 * sent;
         wait_for_floor(&log, path, horizon);
         // In any batching.
@@ -72,15 +77,11 @@ async fn nothing_that_somebody_still_needs_goes_and_nothing_while_that_is_not_kn
     let mut hold = Hold::Unknown;
     let asked = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let rounds = std::sync::Arc::clone(&asked);
-    log.start_retention(
-        EVERYTHING,
-        Box::new(move || {
-            rounds.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-            hold = next.try_recv().unwrap_or(hold.clone());
-            hold.clone()
-        }),
-    )
-    .unwrap();
+    start(&mut log, EVERYTHING, move || {
+        rounds.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        hold = next.try_recv().unwrap_or(hold.clone());
+        hold.clone()
+    });
     let rounds = || asked.load(std::sync::atomic::Ordering::SeqCst);
     wait_until(|| rounds() > 3, || "no rounds".to_owned());
     assert_eq!((log.floor(), events_in(path, 0, 3000)), (0, 3000));
@@ -107,7 +108,7 @@ async fn the_log_is_kept_below_a_number_of_bytes_by_deleting_its_low_end() {
     let limit = 600_000;
     let by_size = RetentionSettings { age: NEVER, maximum_bytes: Some(limit), ..EVERYTHING };
     fill(&log, 1, 500).await;
-    log.start_retention(by_size, Box::new(|| Hold::Nobody)).unwrap();
+    start(&mut log, by_size, || Hold::Nobody);
     for round in 1..10 {
         fill(&log, round * 500 + 1, 500).await;
     }
@@ -140,7 +141,7 @@ async fn deletes_that_a_crash_interrupted_are_finished() {
     let mut log = open(&settings(path, 2, 2)).unwrap();
     assert_eq!(log.floor(), 700);
     let by_size = RetentionSettings { age: NEVER, maximum_bytes: None, ..EVERYTHING };
-    log.start_retention(by_size, Box::new(|| Hold::Unknown)).unwrap();
+    start(&mut log, by_size, || Hold::Unknown);
     wait_for_floor(&log, path, 700);
     assert_eq!(store(&log, "a", 1, 400).await.unwrap().duplicates, 400);
     log.close().unwrap();

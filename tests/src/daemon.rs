@@ -128,7 +128,8 @@ impl Daemon {
         self.start_command(command);
     }
 
-    fn start_command(&mut self, mut command: Command) {
+    /// Starts it by `command` and waits until it answers.
+    pub fn start_command(&mut self, mut command: Command) {
         assert!(self.child.is_none(), "it runs already");
         let log = File::options().create(true).append(true).open(self.log_path()).expect("the directory is ours");
         self.child = Some(command.stderr(log).spawn().expect("the program can be run"));
@@ -150,13 +151,33 @@ impl Daemon {
 
     /// Ends it by SIGTERM and waits.
     pub fn stop(&mut self) -> ExitStatus {
-        let mut child = self.child.take().expect("it runs");
-        let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
-        assert!(killed.expect("there is kill").success());
-        child.wait().expect("it is our child")
+        self.signal("TERM");
+        self.child.take().expect("it runs").wait().expect("it is our child")
     }
 
-    fn get(&self, path: &str) -> Option<Value> {
+    /// Sends it a signal, by name.
+    pub fn signal(&self, name: &str) {
+        let process = self.child.as_ref().expect("it runs").id().to_string();
+        let sent = Command::new("kill").args([&format!("-{name}"), &process]).status();
+        assert!(sent.expect("there is kill").success());
+    }
+
+    /// Waits until its log has a line with this text.
+    pub fn wait_for_log(&self, text: &str) {
+        self.wait_until(&format!("\"{text}\" is in its log"), || self.log().contains(text));
+    }
+
+    /// Waits until a condition holds.
+    pub fn wait_until(&self, what: &str, condition: impl Fn() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !condition() {
+            assert!(Instant::now() < deadline, "still not: {what}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// What it answers to GET; none if it does not.
+    pub fn get(&self, path: &str) -> Option<Value> {
         let agent: ureq::Agent =
             ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(10))).build().new_agent();
         let mut answer = agent.get(format!("http://{}{path}", self.address())).call().ok()?;

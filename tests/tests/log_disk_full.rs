@@ -63,7 +63,17 @@ fn shards_are(status: &Value, state: &str) -> bool {
 
 #[test]
 fn a_full_disk_stops_acknowledgements_and_nothing_is_lost() {
-    let mut daemon = Daemon::new(None, "drain_threads = 2\nstorage_shards = 2");
+    fill_and_free(0, "full");
+}
+
+#[test]
+fn the_reserve_of_a_disk_stops_acknowledgements_before_it_is_full() {
+    fill_and_free(2 << 20, "disk_reserve_bytes");
+}
+
+fn fill_and_free(reserve_bytes: u64, expected_reason: &str) {
+    let settings = format!("drain_threads = 2\nstorage_shards = 2\ndisk_reserve_bytes = {reserve_bytes}");
+    let mut daemon = Daemon::new(None, &settings);
     let _disk = match SmallDisk::mount(daemon.data_directory()) {
         Ok(disk) => disk,
         Err(reason) => {
@@ -97,7 +107,7 @@ fn a_full_disk_stops_acknowledgements_and_nothing_is_lost() {
         let status = daemon.wait_for("waiting for room in both shards", |status| shards_are(status, "waiting"));
         for shard in status["log"]["shards"].as_array().unwrap() {
             let reason = shard["reason"].as_str().unwrap();
-            assert!(reason.contains("full"), "the status says why: {reason}");
+            assert!(reason.contains(expected_reason), "the status says why: {reason}");
         }
         let (horizon, before) = (status["log"]["horizon"].as_u64().unwrap(), total());
         assert!(before > 0 && before <= horizon, "{before} acknowledged, horizon {horizon}");

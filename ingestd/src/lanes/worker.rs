@@ -53,6 +53,8 @@ pub struct Shared {
     pub log_id: Uuid,
     /// The log's horizon.
     pub horizon: Arc<Horizon>,
+    /// The position up to which retention has deleted.
+    pub floor: Box<dyn Fn() -> u64 + Send + Sync>,
     /// The shared reader.
     pub dispatcher: Arc<Dispatcher>,
     /// Where the status is.
@@ -310,6 +312,34 @@ impl Session<'_> {
             let reason = format!(
                 "the checkpoint is {position}, above the log's horizon {horizon}: the log or Postgres was restored from \
                  an older copy"
+            );
+            owned.halted = true;
+            self.stand_still(&mut owned, LaneState::Stopped, &reason).await?;
+        }
+        let floor = (self.shared.floor)();
+        let is_new = position == 0 && epoch == 1;
+        if is_new && floor > 0 {
+            // What retention deleted before the projection was defined is not its. Written down at once, so that a
+            // checkpoint below the floor always means a fault.
+            let rules = known.rules.as_ref().map_err(Clone::clone)?;
+            let nothing = Fold::new(rules, lane).finish();
+            match self.transaction(&owned, rules, nothing, floor).await {
+                Ok(()) => {}
+                Err(Failure::Connection(reason) | Failure::Transient(reason) | Failure::Permanent(reason)) => {
+                    return Err(reason);
+                }
+                Err(Failure::LaneLost(reason)) => return Err(reason),
+                Err(Failure::Moved(_) | Failure::TryLess) => {
+                    return Err("the lane moved while it was claimed".to_owned());
+                }
+            }
+            owned.position = floor;
+            owned.scanned_to = floor;
+            self.shared.board.set_position(&owned.id, floor);
+        } else if position < floor {
+            let reason = format!(
+                "the checkpoint is {position}, below the log's floor {floor}: Postgres was restored from an older copy, and \
+                 the events between are deleted"
             );
             owned.halted = true;
             self.stand_still(&mut owned, LaneState::Stopped, &reason).await?;

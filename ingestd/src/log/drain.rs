@@ -19,6 +19,9 @@ use super::stream::{DAEMON_STREAM, StreamKey, StreamState, daemon_stream_name, d
 /// for the life of the process and never stored; recovery does not need it.
 pub const STRIPE_EVENTS: usize = 256;
 
+/// The most events of a block: no more than the smallest transaction holds.
+const BLOCK_EVENTS: usize = 100;
+
 /// Requests that wait for a drain.
 pub const INBOX_REQUESTS: usize = 256;
 
@@ -129,8 +132,6 @@ pub struct Drain {
     pub producers: HashMap<Arc<str>, StreamKey>,
     /// The log's horizon.
     pub horizon: Arc<Horizon>,
-    /// The most events of a block.
-    pub block_events: usize,
 }
 
 impl Drain {
@@ -178,7 +179,7 @@ impl Drain {
         // The duplicates are the request's first events: producers number without holes.
         events.by_ref().take(duplicates as usize).for_each(drop);
         while events.len() > 0 {
-            let block: Vec<Event> = events.by_ref().take(stripe.left.min(self.block_events)).collect();
+            let block: Vec<Event> = events.by_ref().take(stripe.left.min(BLOCK_EVENTS)).collect();
             let length = block.len();
             match send_block(&self.shards[stripe.shard], &self.horizon, stream, &key, self.cpu, block) {
                 Ok(position) => last_position = position,

@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use core_affinity::CoreId;
 use lanes_core::log::assignment::shards_of;
@@ -15,7 +14,7 @@ use uuid::Uuid;
 
 use super::channel;
 use super::directory::{Directory, DirectoryError, MAXIMUM_SHARDS, shard_path};
-use super::drain::{Answer, Command, Drain, INBOX_REQUESTS, ProducerState, Refusal, Request, STRIPE_EVENTS, Source};
+use super::drain::{Answer, Command, Drain, INBOX_REQUESTS, ProducerState, Refusal, Request, Source};
 use super::horizon::Horizon;
 use super::keeper::Keeper;
 use super::own::Happened;
@@ -40,10 +39,8 @@ pub struct LogSettings {
     pub drain_threads: u32,
     /// Store shards; 0 = as many as drain threads.
     pub storage_shards: u32,
-    /// The most events of a transaction.
-    pub max_batch_size: usize,
-    /// The longest time from a batch's first event to its commit.
-    pub max_batch_latency: Duration,
+    /// When writers commit.
+    pub limits: CommitLimits,
     /// The most streams that the log knows.
     pub max_streams: usize,
     /// Whether an operator has given up what the log has lost.
@@ -115,6 +112,7 @@ pub struct Log {
     drains: Vec<JoinHandle<()>>,
     writers: Vec<JoinHandle<Result<(), String>>>,
     commands: Vec<crossbeam_channel::Sender<Expire>>,
+    limits: Arc<Mutex<CommitLimits>>,
     keeper: Arc<Keeper>,
     threads: Vec<JoinHandle<()>>,
     started: Happened,
@@ -158,7 +156,7 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
     let closing = Arc::new(Closing::default());
     let registry =
         StreamRegistry::new(recovered.streams.values().map(|(key, _)| key), settings.max_streams, drain_count);
-    let limits = CommitLimits { events: settings.max_batch_size, latency: settings.max_batch_latency };
+    let limits = Arc::new(Mutex::new(settings.limits));
     let (mut senders, mut writers, mut statuses, mut commands) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (shard, active) in (0..).zip(recovered.active) {
         let (sender, receiver) = channel::bounded(CHANNEL_BLOCKS, CHANNEL_BYTES);
@@ -168,7 +166,8 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
             connection: active.connection,
             streams: active.streams,
             commit_number: active.commit_number,
-            limits,
+            limits: Arc::clone(&limits),
+            directory: directory.path().to_owned(),
             horizon: Arc::clone(&horizon),
             status: Arc::clone(&status),
             closing: Arc::clone(&closing),
@@ -226,7 +225,6 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
                 .map(|(name, key)| (Arc::clone(name), key.clone()))
                 .collect(),
             horizon: Arc::clone(&horizon),
-            block_events: STRIPE_EVENTS.min(settings.max_batch_size),
         };
         let (inbox, requests) = mpsc::channel(INBOX_REQUESTS);
         let thread = std::thread::Builder::new().name(format!("drain-{ordinal}"));
@@ -252,6 +250,7 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
         drains,
         writers,
         commands,
+        limits,
         keeper,
         threads: vec![keeping],
         started,
@@ -356,7 +355,11 @@ impl Log {
     ///
     /// # Errors
     /// [`LogError`] if a shard cannot be opened for it.
-    pub fn start_retention(&mut self, settings: RetentionSettings, hold: HoldSource) -> Result<(), LogError> {
+    pub fn start_retention(
+        &mut self,
+        settings: Arc<Mutex<RetentionSettings>>,
+        hold: HoldSource,
+    ) -> Result<(), LogError> {
         let mut shards = Vec::new();
         let shard_error = |error: ShardError| LogError::Recovery(RecoveryError::Shard(error));
         for (shard, command) in (0..).zip(&self.commands) {
@@ -376,9 +379,20 @@ impl Log {
         Ok(())
     }
 
+    /// Changes when writers commit, from their next batches on.
+    pub fn set_limits(&self, limits: CommitLimits) {
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
+    }
+
     /// The position up to which retention has deleted.
     pub fn floor(&self) -> u64 {
         self.keeper.floor()
+    }
+
+    /// Tells the floor, also after this value was moved.
+    pub fn floor_source(&self) -> impl Fn() -> u64 + Send + Sync + 'static {
+        let keeper = Arc::clone(&self.keeper);
+        move || keeper.floor()
     }
 
     /// What there is to tell of this start.
@@ -407,6 +421,12 @@ impl Log {
             drains: self.inboxes.len(),
             shards: active.chain(historical).collect(),
         }
+    }
+
+    /// Store shards that could not be written for a while, and can be again since this was asked last: number and reason.
+    pub fn take_overcome(&self) -> Vec<(u32, String)> {
+        let statuses = (0..).zip(&self.statuses);
+        statuses.filter_map(|(shard, status)| Some((shard, status.take_overcome()?))).collect()
     }
 
     /// Takes no more requests, commits what was taken, and ends the threads. Blocks.

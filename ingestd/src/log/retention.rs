@@ -4,7 +4,7 @@
 //! and then has each shard's owner delete what lies at or below it, in bounded transactions: the writers of the active
 //! shards, and this thread itself for the shards that are only read. A crash in between is finished by the next round.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -53,8 +53,8 @@ pub enum Owner {
 
 /// What the thread needs.
 pub struct Retention {
-    /// What it deletes.
-    pub settings: RetentionSettings,
+    /// What it deletes; may be changed between two rounds.
+    pub settings: Arc<Mutex<RetentionSettings>>,
     /// The log's horizon.
     pub horizon: Arc<Horizon>,
     /// The owner of the floor.
@@ -69,18 +69,19 @@ impl Retention {
     /// Works until the log closes.
     pub fn run(mut self, closing: &Closing) {
         loop {
-            if let Err(reason) = self.round() {
+            let settings = *self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Err(reason) = self.round(settings) {
                 tracing::error!("retention: {reason}; it is tried again in the next round");
             }
-            if closing.wait(self.settings.interval) {
+            if closing.wait(settings.interval) {
                 return;
             }
         }
     }
 
-    fn round(&mut self) -> Result<(), String> {
+    fn round(&mut self, settings: RetentionSettings) -> Result<(), String> {
         let sqlite = |error: rusqlite::Error| error.to_string();
-        let cutoff = now_ms().saturating_sub(self.settings.age.as_millis() as i64);
+        let cutoff = now_ms().saturating_sub(settings.age.as_millis() as i64);
         let floor = self.keeper.floor();
         let horizon = self.horizon.position();
         let hold = match (self.hold)() {
@@ -89,7 +90,7 @@ impl Retention {
             Hold::Unknown => Some(floor),
         };
         let mut extent =
-            Extent { floor, horizon, first_young: None, bytes: 0, maximum_bytes: self.settings.maximum_bytes, hold };
+            Extent { floor, horizon, first_young: None, bytes: 0, maximum_bytes: settings.maximum_bytes, hold };
         for (connection, _) in &self.shards {
             let shard = look(connection, cutoff).map_err(sqlite)?;
             extent.first_young = extent.first_young.into_iter().chain(shard.first_young).min();
@@ -103,7 +104,7 @@ impl Retention {
         if next == 0 {
             return Ok(());
         }
-        let rows = self.settings.delete_rows;
+        let rows = settings.delete_rows;
         for (_, owner) in &mut self.shards {
             loop {
                 let deleted = match owner {

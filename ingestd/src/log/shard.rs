@@ -25,7 +25,7 @@ pub const SCHEMA_VERSION: i64 = 1;
 const APPLICATION_ID: i64 = 0x706c_616e;
 
 /// SQLite before 3.51.3 can lose commits when a WAL is reset (<https://sqlite.org/wal.html#walresetbug>).
-const MINIMUM_SQLITE_VERSION: i32 = 3_051_003;
+pub const MINIMUM_SQLITE_VERSION: i32 = 3_051_003;
 
 const SCHEMA: &str = "
 CREATE TABLE log (

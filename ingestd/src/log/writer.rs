@@ -10,6 +10,7 @@
 //! repair.
 
 use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -33,6 +34,8 @@ const LAST_RETRY: Duration = Duration::from_secs(5);
 pub struct WriterStatus {
     /// Why it waits, if it does.
     waiting: Mutex<Option<String>>,
+    /// Why it waited, when that is over and nobody has taken it yet.
+    overcome: Mutex<Option<String>>,
     /// Events committed since the start of the process.
     committed: AtomicU64,
     /// The number of the shard's last commit.
@@ -43,6 +46,11 @@ impl WriterStatus {
     /// Why the writer waits, if it does.
     pub fn waiting(&self) -> Option<String> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Why the writer waited, once when that is over.
+    pub fn take_overcome(&self) -> Option<String> {
+        self.overcome.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Events committed since the start of the process.
@@ -97,6 +105,8 @@ pub struct CommitLimits {
     pub events: usize,
     /// The longest time from a batch's first event to its commit.
     pub latency: Duration,
+    /// Free bytes on the disk below which nothing is written.
+    pub disk_reserve_bytes: u64,
 }
 
 /// Retention's command to a writer: delete at most `rows` events at or below `floor`.
@@ -119,8 +129,10 @@ pub struct Writer {
     pub streams: HashSet<u64>,
     /// The number of the shard's last commit.
     pub commit_number: u64,
-    /// When to commit.
-    pub limits: CommitLimits,
+    /// When to commit; may be changed between two batches.
+    pub limits: Arc<Mutex<CommitLimits>>,
+    /// The directory whose disk has the reserve.
+    pub directory: PathBuf,
     /// The log's horizon.
     pub horizon: Arc<Horizon>,
     /// What the status shows.
@@ -150,15 +162,13 @@ impl Writer {
                     Input::Closed => return Ok(()),
                 },
             };
+            let limits = self.limits();
             let started = Instant::now();
             let mut batch = Batch::default();
             batch.push(first);
-            while batch.events < self.limits.events
-                && batch.bytes < BATCH_BYTES
-                && started.elapsed() < self.limits.latency
-            {
+            while batch.events < limits.events && batch.bytes < BATCH_BYTES && started.elapsed() < limits.latency {
                 match input.try_receive() {
-                    Some(block) if batch.events + block.events.len() > self.limits.events => {
+                    Some(block) if batch.events + block.events.len() > limits.events => {
                         left_over = Some(block);
                         break;
                     }
@@ -173,13 +183,18 @@ impl Writer {
         }
     }
 
+    fn limits(&self) -> CommitLimits {
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Commits a batch, however long it takes.
     fn write(&mut self, batch: &Batch) -> Result<(), String> {
         let mut pause = FIRST_RETRY;
         loop {
-            let Err(error) = self.commit(batch) else {
-                if self.status.waiting().is_some() {
+            let Err(error) = self.check_reserve().and_then(|()| self.commit(batch)) else {
+                if let Some(reason) = self.status.waiting() {
                     tracing::info!(shard = self.shard, "store shard accepts writes again");
+                    *self.status.overcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
                     self.status.set_waiting(None);
                 }
                 return Ok(());
@@ -200,6 +215,20 @@ impl Writer {
             }
             pause = (pause * 2).min(LAST_RETRY);
         }
+    }
+
+    /// A disk whose free space is down to the reserve counts as full: what is left is for deletes and checkpoints.
+    fn check_reserve(&self) -> rusqlite::Result<()> {
+        let reserve = self.limits().disk_reserve_bytes;
+        if reserve == 0 {
+            return Ok(());
+        }
+        let free = rustix::fs::statvfs(&self.directory).map_or(u64::MAX, |disk| disk.f_bavail * disk.f_frsize);
+        if free >= reserve {
+            return Ok(());
+        }
+        let text = format!("{free} bytes are free on its disk, and disk_reserve_bytes keeps {reserve}");
+        Err(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL), Some(text)))
     }
 
     fn commit(&mut self, batch: &Batch) -> rusqlite::Result<()> {

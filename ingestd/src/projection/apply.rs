@@ -80,6 +80,20 @@ pub fn apply(file: &Path, config: &Config, settings: &Path) -> Result<Vec<String
         let hint = error.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
         ApplyError::Definition(file.to_owned(), format!("{error}{hint}"))
     })?;
+    let (postgres, log_id) = postgres_and_log(config, settings)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let (mut client, connection) = postgres.connect(NoTls).await?;
+        tokio::spawn(connection);
+        apply_to(&mut client, &document, &projections, log_id).await
+    })
+}
+
+/// How to reach Postgres, and the id of the log that the settings name.
+///
+/// # Errors
+/// [`ApplyError`].
+pub fn postgres_and_log(config: &Config, settings: &Path) -> Result<(tokio_postgres::Config, Uuid), ApplyError> {
     let postgres = config.postgres.as_deref().ok_or_else(|| ConfigError::Absent(settings.to_owned(), "postgres"))?;
     let postgres = postgres_config(postgres)?;
     let directory = config.log_settings(settings)?.data_directory;
@@ -88,13 +102,7 @@ pub fn apply(file: &Path, config: &Config, settings: &Path) -> Result<Vec<String
         true => shard::log_id(&first, 0)?,
         false => None,
     };
-    let log_id = log_id.ok_or(ApplyError::NoLog(directory))?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let (mut client, connection) = postgres.connect(NoTls).await?;
-        tokio::spawn(connection);
-        apply_to(&mut client, &document, &projections, log_id).await
-    })
+    Ok((postgres, log_id.ok_or(ApplyError::NoLog(directory))?))
 }
 
 async fn apply_to(

@@ -7,6 +7,7 @@
 //! Answers: 200 `{"stored":…,"duplicates":…,"next_sequence":…}`; 400 with line numbers and reasons; 409 with the
 //! sequence that is expected, or the epoch that is open; 413 for what is too long; 503 while the daemon stops.
 //!
+//! `GET /readyz` answers from the moment when recovery is done and the row that tells of the start is durable.
 //! `GET /v1/producers/NAME` tells a producer that starts its epoch and its next sequence.
 
 use std::sync::Arc;
@@ -99,6 +100,7 @@ pub fn router(log: Arc<Log>, limits: RequestLimits, status: Box<dyn Fn() -> Stat
         .route("/v1/events", post(post_events))
         .route("/v1/producers/{name}", get(get_producer))
         .route("/v1/status", get(get_status))
+        .route("/readyz", get(|| async { "ready\n" }))
         .fallback(|| async { Refused::new(StatusCode::NOT_FOUND, "there is no such path; see POST /v1/events") })
         .with_state(Arc::new(Server { log, limits, memory, status }))
 }

@@ -9,6 +9,7 @@ use ingestd::log::drain::{Answer, Request, Source};
 use ingestd::log::reader::{LogReader, StoredEvent};
 use ingestd::log::verify::{Verification, verify};
 use ingestd::log::watermark::{self, Reading, Watermark, WatermarkWriter};
+use ingestd::log::writer::CommitLimits;
 use ingestd::log::{Log, LogSettings};
 use lanes_core::event::Event;
 use tokio::sync::{Semaphore, oneshot};
@@ -22,8 +23,7 @@ pub fn settings(directory: &Path, drains: u32, shards: u32) -> LogSettings {
         data_directory: directory.to_owned(),
         drain_threads: drains,
         storage_shards: shards,
-        max_batch_size: 10_000,
-        max_batch_latency: Duration::from_millis(100),
+        limits: CommitLimits { events: 10_000, latency: Duration::from_millis(100), disk_reserve_bytes: 0 },
         max_streams: 1000,
         accept_loss: false,
     }

@@ -14,6 +14,7 @@ use e2e::random::Random;
 use ingestd::log::drain::{Ack, Answer, Refusal, Request, Source};
 use ingestd::log::reader::LogReader;
 use ingestd::log::verify::verify;
+use ingestd::log::writer::CommitLimits;
 use ingestd::log::{Log, LogError, LogSettings, open};
 use lanes_core::event::Event;
 use tempfile::TempDir;
@@ -32,8 +33,7 @@ pub fn settings(directory: &Path, drains: u64, shards: u64, batch: u64) -> LogSe
         data_directory: directory.to_owned(),
         drain_threads: drains as u32,
         storage_shards: shards as u32,
-        max_batch_size: batch as usize,
-        max_batch_latency: Duration::from_millis(100),
+        limits: CommitLimits { events: batch as usize, latency: Duration::from_millis(100), disk_reserve_bytes: 0 },
         max_streams: 1000,
         accept_loss: false,
     }
