@@ -391,3 +391,36 @@ async fn verify_finds_every_kind_of_damage() {
     std::fs::remove_file(directory.path().join(watermark::FILE_NAME)).unwrap();
     assert!(verify(directory.path()).unwrap().to_string().contains("watermark is missing"));
 }
+
+/// While writers commit out of order, a reader sees a dense prefix of the log and nothing else (LOG-3), and it only grows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_beside_busy_writers_sees_every_position_up_to_the_horizon_and_no_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = open(&settings(directory.path(), 3, 4)).unwrap();
+    let horizon = std::sync::Arc::clone(log.horizon());
+    let path = directory.path().to_owned();
+    let reading = std::thread::spawn(move || {
+        let reader = LogReader::open(&path).unwrap();
+        let (mut after, mut rounds) = (0, 0);
+        while after < 9 * 2000 {
+            let until = horizon.position();
+            let chunk = reader.read(after, until, u64::MAX, usize::MAX).unwrap();
+            let positions: Vec<u64> = chunk.events.iter().map(|stored| stored.position).collect();
+            assert_eq!(positions, (after + 1..=until).collect::<Vec<_>>());
+            after = until;
+            rounds += 1;
+        }
+        rounds
+    });
+    let mut replies = Vec::new();
+    for round in 0..20 {
+        for producer in ["a", "b", "c", "d", "e", "f", "g", "h", "i"] {
+            replies.push(send(&log, producer, round * 100 + 1, 100).await);
+        }
+    }
+    for reply in replies {
+        reply.await.unwrap().unwrap();
+    }
+    assert!(tokio::task::spawn_blocking(|| reading.join().unwrap()).await.unwrap() > 1);
+    log.close().unwrap();
+}

@@ -179,7 +179,7 @@ impl Daemon {
     /// What it answers to GET; none if it does not.
     pub fn get(&self, path: &str) -> Option<Value> {
         let agent: ureq::Agent =
-            ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(10))).build().new_agent();
+            ureq::Agent::config_builder().proxy(None).timeout_global(Some(Duration::from_secs(10))).build().new_agent();
         let mut answer = agent.get(format!("http://{}{path}", self.address())).call().ok()?;
         serde_json::from_str(&answer.body_mut().read_to_string().ok()?).ok()
     }
@@ -240,7 +240,7 @@ impl Daemon {
 /// # Errors
 /// If there is no answer, why.
 pub fn post(address: &str, body: &str, headers: &[(&str, &str)]) -> Result<Answer, String> {
-    let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().new_agent();
+    let agent: ureq::Agent = ureq::Agent::config_builder().proxy(None).http_status_as_error(false).build().new_agent();
     let mut request = agent.post(format!("http://{address}/v1/events"));
     for (name, value) in headers {
         request = request.header(*name, *value);

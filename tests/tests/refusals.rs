@@ -55,6 +55,8 @@ fn bad_requests_are_refused_whole_with_line_numbers_and_reasons() {
         };
         assert!(said.contains(reason), "{body}: {answer:?}");
     }
+    let compressed = daemon.post(GOOD, &[("Content-Encoding", "gzip")]).unwrap();
+    assert_eq!(compressed.status, 415, "{compressed:?}");
     assert_eq!(daemon.stored_events(), 0, "nothing of a refused request is stored");
 
     let stored = |sequence: &'static str, body: &str| daemon.post(body, &numbered(sequence)).unwrap();

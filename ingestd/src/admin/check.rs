@@ -8,7 +8,7 @@ use tokio_postgres::NoTls;
 use crate::config::{Config, ConfigError};
 use crate::daemon::postgres_config;
 use crate::lanes::session::describe;
-use crate::log::directory::{MAXIMUM_SHARDS, existing_shards};
+use crate::log::directory::existing_shards;
 use crate::log::shard::MINIMUM_SQLITE_VERSION;
 
 /// Queries that are served at once, for which descriptors are counted.
@@ -32,7 +32,7 @@ pub fn check(config: &Config, settings: &Path) -> Result<(String, bool), ConfigE
     let cpus = core_affinity::get_core_ids().map_or(1, |cpus| cpus.len().max(1)) as u64;
     let drains = if log.drain_threads == 0 { cpus } else { u64::from(log.drain_threads) };
     let active = match log.storage_shards {
-        0 => drains.min(u64::from(MAXIMUM_SHARDS)),
+        0 => drains,
         shards => u64::from(shards),
     };
     match existing_shards(directory) {

@@ -73,8 +73,9 @@ struct ReceivedShard {
 /// # Errors
 /// One line that says that it does not answer and why.
 pub fn fetch(address: &str) -> Result<String, String> {
+    // The daemon is this machine's or is named; a proxy of the environment is for the world outside.
     let agent: ureq::Agent =
-        ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(10))).build().new_agent();
+        ureq::Agent::config_builder().proxy(None).timeout_global(Some(Duration::from_secs(10))).build().new_agent();
     let answer = agent.get(format!("http://{address}/v1/status")).call();
     answer
         .and_then(|mut response| response.body_mut().read_to_string())

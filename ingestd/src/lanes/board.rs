@@ -94,6 +94,17 @@ impl Board {
         }
     }
 
+    /// Notes the checkpoints that Postgres has, of lanes that this daemon does not own.
+    pub fn set_foreign_positions<'a>(&self, positions: impl Iterator<Item = (&'a str, u32, u64)>) {
+        let mut state = self.state();
+        for (projection, lane, position) in positions {
+            let id = LaneId { projection: projection.into(), lane };
+            if let Some(entry) = state.lanes.get_mut(&id).filter(|entry| entry.state == LaneState::Unowned) {
+                entry.position = position;
+            }
+        }
+    }
+
     /// Notes why Postgres cannot be used; none if it can.
     pub fn set_postgres(&self, trouble: Option<String>) {
         self.state().postgres = trouble;

@@ -97,3 +97,35 @@ impl Catalog {
         Ok(Catalog { projections })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lanes_core::event::Event;
+    use lanes_core::lane::slots_for;
+
+    /// The daemon puts a key where `lane_of` in SQL puts it: the frozen answers of `core/testdata` (HASH-1).
+    #[test]
+    fn an_event_goes_to_the_lane_that_the_frozen_answers_say() {
+        let document = json!({ "projections": { "p": {
+            "source_events": ["T"], "target": { "table": "t", "primary_key": ["k"] },
+            "fields": { "k": "TEXT" }, "derive": { "k": "event.key" },
+        } } });
+        let rules = parse_document(&document).unwrap().remove(0);
+        let mut seen = 0;
+        for line in include_str!("../../../core/testdata/lane_v1.tsv").lines() {
+            let fields: Vec<&str> = line.split('\t').collect();
+            let [kind, key, _, lanes, lane, ..] = fields[..] else { continue };
+            let lanes: u32 = lanes.parse().unwrap_or(0);
+            if kind != "text" || key.is_empty() || !(1..=1024).contains(&lanes) {
+                continue;
+            }
+            let known = Known { name: "p".into(), lanes, slots: slots_for(lanes), rules: Ok(rules.clone()) };
+            let event = Event { event_type: "T".into(), key: key.into(), ts: 0, payload: "{}".into() };
+            let stored = StoredEvent { position: 1, stored_at: 0, event };
+            assert_eq!(known.lane_of(&stored), Some(lane.parse().unwrap()), "{line}");
+            seen += 1;
+        }
+        assert!(seen >= 60, "{seen}");
+    }
+}

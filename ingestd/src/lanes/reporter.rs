@@ -102,6 +102,14 @@ impl Reporter {
         let before = Arc::clone(&self.catalog.borrow());
         let catalog = Catalog::read(&client, self.log_id, &before).await.map_err(|error| describe(&error))?;
         self.board.set_catalog(&catalog);
+        let checkpoints = client
+            .query(include_str!("../../../sql/queries/checkpoints.sql"), &[&self.log_id])
+            .await
+            .map_err(|error| describe(&error))?;
+        self.board.set_foreign_positions(checkpoints.iter().map(|row| {
+            let (lane, position): (i32, i64) = (row.get(1), row.get(2));
+            (row.get(0), lane.max(0) as u32, position.max(0) as u64)
+        }));
         if catalog.projections.len() != before.projections.len()
             || catalog.projections.iter().zip(&before.projections).any(|(new, old)| !Arc::ptr_eq(new, old))
         {

@@ -3,15 +3,15 @@
 //! The directory must exist, belong to the daemon's user and not be reached through a symbolic link. A lock file keeps
 //! a second daemon out for as long as the first one lives; the kernel gives the lock back when a process dies.
 //!
-//! Files: `ingestd.lock`, and per store shard `shard-NNNN.db` with SQLite's `-wal` and `-shm`.
+//! Files: `ingestd.lock`, `watermark`, and per store shard `shard-NNNN.db` with SQLite's `-wal` and `-shm`.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The most store shards a log can have.
-pub const MAXIMUM_SHARDS: u32 = 256;
+/// The most store shards a log can have: one for each drain thread that there can be.
+pub const MAXIMUM_SHARDS: u32 = 1024;
 
 const LOCK_FILE: &str = "ingestd.lock";
 

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use uuid::Uuid;
 
 use super::channel;
-use super::directory::{Directory, DirectoryError, MAXIMUM_SHARDS, shard_path};
+use super::directory::{Directory, DirectoryError, shard_path};
 use super::drain::{Answer, Command, Drain, INBOX_REQUESTS, ProducerState, Refusal, Request, Source};
 use super::horizon::Horizon;
 use super::keeper::Keeper;
@@ -133,7 +133,7 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
         return Err(LogError::TooManyDrains(drain_count));
     }
     let shard_count = match settings.storage_shards {
-        0 => (drain_count as u32).min(MAXIMUM_SHARDS),
+        0 => drain_count as u32,
         count => count,
     };
     let how = RecoverySettings { shard_count, accept_loss: settings.accept_loss, now: now_ms() };

@@ -5,7 +5,7 @@
 //! and horizon, and the number of each shard's last commit. At start a shard that is missing or behind its number has
 //! lost commits.
 //!
-//! Format: two slots of 4096 bytes, little-endian: magic `PLWATER1`, generation u64, log id (16 bytes), floor u64,
+//! Format: two slots of 16384 bytes, little-endian: magic `PLWATER1`, generation u64, log id (16 bytes), floor u64,
 //! horizon u64, number of shards u32, zero u32, one commit number u64 per shard, CRC-32C u32 of all that. The valid
 //! slot with the greater generation counts. Only the slot that the last sync did not cover is written, so one that is
 //! torn leaves the other.
@@ -25,7 +25,7 @@ use super::directory::MAXIMUM_SHARDS;
 /// The file's name.
 pub const FILE_NAME: &str = "watermark";
 
-const SLOT_BYTES: usize = 4096;
+const SLOT_BYTES: usize = 16_384;
 const MAGIC: &[u8; 8] = b"PLWATER1";
 const HEADER_BYTES: usize = 56;
 

@@ -240,7 +240,9 @@ struct Client {
 
 impl Client {
     fn new(stream: &str, address: &str) -> Client {
+        // The daemon is this machine's or is named; a proxy of the environment is for the world outside.
         let agent = ureq::Agent::config_builder()
+            .proxy(None)
             .http_status_as_error(false)
             .timeout_connect(Some(Duration::from_secs(10)))
             .build()

@@ -101,6 +101,9 @@ pub fn router(log: Arc<Log>, limits: RequestLimits, status: Box<dyn Fn() -> Stat
         .route("/v1/producers/{name}", get(get_producer))
         .route("/v1/status", get(get_status))
         .route("/readyz", get(|| async { "ready\n" }))
+        .method_not_allowed_fallback(|| async {
+            Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path has another method; see POST /v1/events")
+        })
         .fallback(|| async { Refused::new(StatusCode::NOT_FOUND, "there is no such path; see POST /v1/events") })
         .with_state(Arc::new(Server { log, limits, memory, status }))
 }
@@ -128,6 +131,10 @@ fn stopping() -> Refused {
 
 async fn post_events(State(server): State<Arc<Server>>, request: HttpRequest) -> Result<Json<Stored>, Refused> {
     let (parts, body) = request.into_parts();
+    if let Some(encoding) = parts.headers.get(header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
+        let text = format!("content-encoding {encoding:?} is not understood; send the body as it is");
+        return Err(Refused::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, text));
+    }
     let numbered = numbering(&parts.headers)?;
     let limits = server.limits;
     let announced = content_length(&parts.headers)?.unwrap_or(limits.request_bytes);
