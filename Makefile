@@ -4,6 +4,7 @@
 #   make install       puts them where the server looks for them (root, or sudo -n); DESTDIR is honoured
 #   make installcheck  golden SQL tests of the installed extension
 #   make test          installs what is missing, builds, and runs all tests
+#   make soak-log      long forms of the proofs of the log, with fresh seeds; LOG_ROUNDS (default 200) says how long
 #   make demo          installs what is missing, builds, and shows a week of flights in three projections
 #   make demo-stop     ends the demo and keeps its data
 #   make demo-clean    removes the demo
@@ -12,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test demo demo-stop demo-clean lint setup
+.PHONY: all build install installcheck test soak-log demo demo-stop demo-clean lint setup
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -69,6 +70,14 @@ test: setup
 	$(MAKE) --no-print-directory install
 	$(MAKE) --no-print-directory installcheck
 	INGESTD=$(abspath $(TARGET))/debug/ingestd cargo test --workspace --exclude pg_lanes
+
+LOG_ROUNDS ?= 200
+
+# Only the tests whose length the rounds decide. They print their seeds; LOG_SEED=… repeats one.
+soak-log:
+	cargo build -p ingestd
+	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p ingestd --test log_proofs -- --nocapture model power_cuts flipped
+	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p e2e --test log_crash -- --nocapture
 
 lint:
 	cargo fmt --all --check

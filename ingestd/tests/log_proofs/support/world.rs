@@ -6,13 +6,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use e2e::log_files::{self, LogFiles};
 use e2e::random::Random;
 use ingestd::log::drain::{Ack, Answer, Refusal, Request, Source};
 use ingestd::log::reader::LogReader;
+use ingestd::log::retention::{Hold, RetentionSettings};
 use ingestd::log::verify::verify;
 use ingestd::log::writer::CommitLimits;
 use ingestd::log::{Log, LogError, LogSettings, open};
@@ -110,6 +112,8 @@ pub struct World {
     waiting: Vec<Waiting>,
     /// Type, key and time of the event at each position that was at or below a horizon.
     shown: Vec<(String, String, i64)>,
+    /// Nothing above this position may be deleted.
+    hold: Arc<AtomicU64>,
     log_id: Option<String>,
     what: String,
     trace: Vec<String>,
@@ -141,6 +145,7 @@ impl World {
             next_anonymous: 0,
             waiting: Vec::new(),
             shown: Vec::new(),
+            hold: Arc::default(),
             log_id: None,
             what,
             trace: Vec::new(),
@@ -198,12 +203,37 @@ impl World {
         }
         // What it cut must not come back.
         self.anonymous.retain(|_, acknowledged| *acknowledged);
+        if self.random.chance(1, 3) {
+            self.start_retention();
+        }
+    }
+
+    /// From now on everything that was read may go, or some of it.
+    fn start_retention(&mut self) {
+        let maximum_bytes = if self.random.chance(1, 2) { None } else { Some(self.random.within(1..=200_000)) };
+        let settings = RetentionSettings {
+            age: if maximum_bytes.is_some() { Duration::from_secs(1 << 30) } else { Duration::ZERO },
+            maximum_bytes,
+            interval: Duration::from_millis(2),
+            delete_rows: self.random.within(10..=1000),
+        };
+        self.note(format!("{settings:?}"));
+        let hold = Arc::clone(&self.hold);
+        let hold = Box::new(move || Hold::Above(hold.load(Ordering::SeqCst)));
+        self.log
+            .as_mut()
+            .expect("the log is open")
+            .start_retention(Arc::new(Mutex::new(settings)), hold)
+            .expect("it can be started");
     }
 
     fn lose_power(&mut self) {
         let loss = *self.random.pick(&[Loss::Lost, Loss::Torn]);
         self.note(format!("power is lost: {loss:?}"));
         self.disk.lose_power(loss, &mut self.random);
+        if loss == Loss::Torn && self.random.chance(1, 2) {
+            log_files::tear_watermark(self.directory.path());
+        }
     }
 
     /// New events of a producer.
@@ -371,6 +401,7 @@ impl World {
             assert_eq!(stored.position, position);
             self.shown.push((stored.event.event_type, stored.event.key, stored.event.ts));
         }
+        self.hold.store(self.shown.len() as u64, Ordering::SeqCst);
         assert!(self.shown.len() as u64 <= horizon, "a reader is shown a position above the horizon (LOG-3)");
     }
 
@@ -431,19 +462,28 @@ impl World {
         assert!(faults.is_empty(), "ingestd log verify finds {faults:#?}");
         let log_id = self.log_id.get_or_insert_with(|| files.log_id.clone());
         assert_eq!(*log_id, files.log_id, "a log keeps its id");
+        check_contents(&files);
+        let floor = files.floor as usize;
+        let allowed = self.hold.load(Ordering::SeqCst);
+        assert!(files.floor <= allowed, "retention has deleted up to {floor}, somebody needs what is above {allowed}");
         for producer in &mut self.producers {
-            let stored = check_producer(&files, &producer.name);
+            let stored = files.last_numbers.get(&producer.name).copied().unwrap_or(0);
             let Producer { name, acknowledged, sent, next } = producer;
             assert!(stored >= *acknowledged, "{name}: {acknowledged} are acknowledged, {stored} are stored (LOG-2)");
             assert!(stored <= *sent, "{name}: {sent} were sent, {stored} are stored");
             assert!(!exact || stored == *next - 1, "{name}: {next} should be next, {stored} are stored");
             *acknowledged = stored;
         }
+        // What retention has deleted was shown before: nobody lets go of what it has not read.
+        let kept = files.rows.into_iter().filter(|row| row.position > files.floor);
+        let now: Vec<_> =
+            self.shown[..floor].iter().cloned().chain(kept.map(|row| (row.event_type, row.key, row.ts))).collect();
+        let same = now.len() >= self.shown.len() && now[..self.shown.len()] == self.shown[..];
+        assert!(same, "what was at or below a horizon is not where it was (LOG-1)");
+
         let mut times: BTreeMap<u64, u64> = BTreeMap::new();
-        for row in files.rows.iter().filter(|row| row.key == "anonymous") {
-            let number = row.ts as u64;
-            assert_eq!(row.payload, event("anonymous", number).payload);
-            *times.entry(number).or_default() += 1;
+        for (_, _, number) in now.iter().filter(|(_, key, _)| key == "anonymous") {
+            *times.entry(*number as u64).or_default() += 1;
         }
         for (number, acknowledged) in &mut self.anonymous {
             match times.remove(number) {
@@ -453,25 +493,23 @@ impl World {
             }
         }
         assert!(times.is_empty(), "events that nobody sent: {times:?}");
-
-        let now: Vec<_> = files.rows.into_iter().map(|row| (row.event_type, row.key, row.ts)).collect();
-        let kept = now.len() >= self.shown.len() && now[..self.shown.len()] == self.shown[..];
-        assert!(kept, "what was at or below a horizon is not where it was (LOG-1)");
         self.shown = now;
     }
 }
 
-/// How many events of a producer are stored; they are 1, 2, 3, … with the right contents.
-fn check_producer(files: &LogFiles, name: &str) -> u64 {
-    let mut stored = 0;
-    for row in files.stream(name) {
-        stored += 1;
-        let expected = event(name, stored);
-        assert_eq!((row.sequence, row.ts), (stored, expected.ts), "{name} at position {}", row.position);
-        let same = row.event_type == expected.event_type && row.key == expected.key && row.payload == expected.payload;
-        assert!(same, "event {stored} of {name} has other contents than it was sent with");
+/// The rows hold what was sent, under the number that it had.
+fn check_contents(files: &LogFiles) {
+    for row in &files.rows {
+        let expected = event(&row.key, row.ts as u64);
+        let same = row.event_type == expected.event_type && row.payload == expected.payload;
+        assert!(same, "position {} has other contents than were sent: {row:?}", row.position);
+        let numbered = row.stream == row.key && row.sequence == row.ts as u64;
+        assert!(
+            numbered || row.key == "anonymous",
+            "position {} has another number than was sent: {row:?}",
+            row.position
+        );
     }
-    stored
 }
 
 impl Drop for World {
