@@ -7,6 +7,7 @@ mod sync {
     pub use std::sync::PoisonError;
 }
 
+#[allow(clippy::duplicate_mod, reason = "the same code, with the model checker's mutex")]
 #[path = "budget.rs"]
 mod budget;
 

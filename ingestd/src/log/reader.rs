@@ -59,10 +59,6 @@ pub struct LogReader {
     losses: Vec<LossRange>,
 }
 
-const SELECT: &str = "
-    SELECT position, stream, sequence, cpu, type, key, ts, stored_at, payload, crc FROM event
-    WHERE position > ?1 AND position <= ?2 ORDER BY position";
-
 impl LogReader {
     /// Opens all shards, active and historical, of the log in `directory`.
     ///
@@ -93,10 +89,12 @@ impl LogReader {
         maximum_bytes: usize,
     ) -> Result<Chunk, ReadError> {
         let until = horizon.min(after.saturating_add(maximum_events));
+        let sql =
+            format!("SELECT {} FROM event WHERE position > ?1 AND position <= ?2 ORDER BY position", EventRow::COLUMNS);
         let mut statements = Vec::new();
         for (connection, path) in &self.shards {
             let sqlite = |error| ShardError::Sqlite(path.clone(), error);
-            statements.push((connection.prepare_cached(SELECT).map_err(sqlite)?, path));
+            statements.push((connection.prepare_cached(&sql).map_err(sqlite)?, path));
         }
         let mut cursors = Vec::new();
         for (statement, path) in &mut statements {
@@ -156,18 +154,8 @@ impl Cursor<'_> {
 
 /// The event of a row, or its position if it does not match its checksum.
 fn checked(row: &Row) -> rusqlite::Result<Result<StoredEvent, u64>> {
-    let fields = EventRow {
-        position: row.get(0)?,
-        stream: row.get(1)?,
-        sequence: row.get(2)?,
-        cpu: row.get(3)?,
-        event_type: row.get_ref(4)?.as_str()?,
-        key: row.get_ref(5)?.as_str()?,
-        ts: row.get(6)?,
-        stored_at: row.get(7)?,
-        payload: row.get_ref(8)?.as_str()?,
-    };
-    if fields.crc() != row.get::<_, u32>(9)? {
+    let (fields, matches) = EventRow::read(row)?;
+    if !matches {
         return Ok(Err(fields.position));
     }
     Ok(Ok(StoredEvent {

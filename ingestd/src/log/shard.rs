@@ -119,7 +119,30 @@ pub struct EventRow<'a> {
     pub payload: &'a str,
 }
 
-impl EventRow<'_> {
+impl<'a> EventRow<'a> {
+    /// The columns of `event`, in the order in which [`EventRow::read`] wants them.
+    pub const COLUMNS: &'static str = "position, stream, sequence, cpu, type, key, ts, stored_at, payload, crc";
+
+    /// A row of [`EventRow::COLUMNS`], and whether it matches its checksum.
+    ///
+    /// # Errors
+    /// SQLite's.
+    pub fn read(row: &'a rusqlite::Row<'_>) -> rusqlite::Result<(EventRow<'a>, bool)> {
+        let fields = EventRow {
+            position: row.get(0)?,
+            stream: row.get(1)?,
+            sequence: row.get(2)?,
+            cpu: row.get(3)?,
+            event_type: row.get_ref(4)?.as_str()?,
+            key: row.get_ref(5)?.as_str()?,
+            ts: row.get(6)?,
+            stored_at: row.get(7)?,
+            payload: row.get_ref(8)?.as_str()?,
+        };
+        let matches = fields.crc() == row.get::<_, u32>(9)?;
+        Ok((fields, matches))
+    }
+
     /// CRC-32C over all columns. Numbers are little-endian; each text is preceded by its length, so that no two rows
     /// give the same bytes.
     pub fn crc(&self) -> u32 {

@@ -178,9 +178,7 @@ fn read_rows(found: &mut Verification, shards: &[Shard], losses: &[LossRange]) -
     let mut statements = Vec::new();
     for shard in shards {
         let sqlite = |error| ShardError::Sqlite(shard.path.clone(), error);
-        let statement = shard.connection.prepare(
-            "SELECT position, stream, sequence, cpu, type, key, ts, stored_at, payload, crc FROM event ORDER BY position",
-        );
+        let statement = shard.connection.prepare(&format!("SELECT {} FROM event ORDER BY position", EventRow::COLUMNS));
         statements.push(statement.map_err(sqlite)?);
     }
     let mut cursors = Vec::new();
@@ -332,17 +330,6 @@ impl Cursor<'_> {
 }
 
 fn read(row: &rusqlite::Row) -> rusqlite::Result<Row> {
-    let fields = EventRow {
-        position: row.get(0)?,
-        stream: row.get(1)?,
-        sequence: row.get(2)?,
-        cpu: row.get(3)?,
-        event_type: row.get_ref(4)?.as_str()?,
-        key: row.get_ref(5)?.as_str()?,
-        ts: row.get(6)?,
-        stored_at: row.get(7)?,
-        payload: row.get_ref(8)?.as_str()?,
-    };
-    let matches = fields.crc() == row.get::<_, u32>(9)?;
-    Ok(Row { position: fields.position, stream: fields.stream, sequence: fields.sequence, matches })
+    let (EventRow { position, stream, sequence, .. }, matches) = EventRow::read(row)?;
+    Ok(Row { position, stream, sequence, matches })
 }
