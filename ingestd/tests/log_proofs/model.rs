@@ -28,6 +28,7 @@ fn round(seed: u64) {
         }
     }
     world.close_and_reopen();
+    println!("model, LOG_SEED={seed}: as expected");
 }
 
 #[test]
