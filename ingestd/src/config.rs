@@ -60,6 +60,8 @@ pub struct Config {
     pub max_batch_size: Within<100, 100_000>,
     /// The longest time from a batch's first event to its commit, in milliseconds. 10 to 5000, default 100.
     pub max_batch_latency_ms: Within<10, 5000>,
+    /// Pages of a shard's WAL after which it is copied into the database. 100 to 100000, default 1000. Live.
+    pub wal_checkpoint_pages: Within<100, 100_000>,
     /// The longest line of a request, in bytes. 1024 to 67108864, default 1048576.
     pub max_event_bytes: Within<1024, 67_108_864>,
     /// The longest body of a request, in bytes. 1024 to 268435456, default 16777216.
@@ -97,6 +99,7 @@ impl Default for Config {
             storage_shards: Within::default(0),
             max_batch_size: Within::default(10_000),
             max_batch_latency_ms: Within::default(100),
+            wal_checkpoint_pages: Within::default(1000),
             max_event_bytes: Within::default(1 << 20),
             max_request_bytes: Within::default(16 << 20),
             max_in_flight_bytes: Within::default(256 << 20),
@@ -241,6 +244,7 @@ impl Config {
             ("storage_shards", self.storage_shards.get().to_string(), false),
             ("max_batch_size", self.max_batch_size.get().to_string(), true),
             ("max_batch_latency_ms", self.max_batch_latency_ms.get().to_string(), true),
+            ("wal_checkpoint_pages", self.wal_checkpoint_pages.get().to_string(), true),
             ("max_event_bytes", self.max_event_bytes.get().to_string(), false),
             ("max_request_bytes", self.max_request_bytes.get().to_string(), false),
             ("max_in_flight_bytes", self.max_in_flight_bytes.get().to_string(), false),
@@ -259,6 +263,7 @@ impl Config {
     pub fn take_live(&mut self, new: &Config) {
         self.max_batch_size = new.max_batch_size;
         self.max_batch_latency_ms = new.max_batch_latency_ms;
+        self.wal_checkpoint_pages = new.wal_checkpoint_pages;
         self.disk_reserve_bytes = new.disk_reserve_bytes;
         self.retention_days = new.retention_days;
         self.retention_max_bytes = new.retention_max_bytes;
@@ -273,6 +278,7 @@ impl Config {
             events: self.max_batch_size.get() as usize,
             latency: Duration::from_millis(self.max_batch_latency_ms.get()),
             disk_reserve_bytes: self.disk_reserve_bytes.get(),
+            checkpoint_pages: self.wal_checkpoint_pages.get(),
         }
     }
 

@@ -9,7 +9,9 @@
 //! Invariants: LOG-1 to LOG-6 of `docs/INVARIANTS.md`. No thread here talks to Postgres; no other module writes the
 //! shard files.
 
+pub mod budget;
 pub mod channel;
+pub mod checkpoint;
 pub mod directory;
 pub mod drain;
 pub mod expire;
@@ -26,6 +28,10 @@ pub mod watermark;
 pub mod writer;
 
 mod open;
+mod sync;
+
+#[cfg(test)]
+mod budget_model;
 
 pub use open::{Log, LogError, LogReport, LogSettings, open};
 

@@ -1,14 +1,16 @@
 //! The bounded channel in front of a store shard: many drains, one writer.
 //!
 //! It is bounded by slots and by bytes (LOG-6). A drain reserves room for a block *before* it takes positions for it,
-//! so a full shard never holds up the horizon. Wake-ups need no time-outs in either direction: a waiting drain sleeps
-//! on a condition variable under the same mutex that guards the budget, a waiting writer in the channel itself.
+//! so a full shard never holds up the horizon. Wake-ups need no time-outs in either direction: a waiting drain sleeps in
+//! the [`Budget`], a waiting writer in the channel itself.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
 use lanes_core::event::Event;
 
+use super::budget::Budget;
+pub use super::budget::Closed;
 use super::stream::StreamKey;
 
 /// A run of successive events of one stream with successive positions.
@@ -36,55 +38,6 @@ impl Block {
 /// What `events` count in a channel's budget, in bytes.
 pub fn size_bytes(events: &[Event]) -> usize {
     events.iter().map(Event::size_bytes).sum()
-}
-
-/// The other end is gone: the log is closing.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Closed;
-
-#[derive(Debug)]
-struct Used {
-    slots: usize,
-    bytes: usize,
-    closed: bool,
-}
-
-#[derive(Debug)]
-struct Budget {
-    slots: usize,
-    bytes: usize,
-    used: Mutex<Used>,
-    freed: Condvar,
-}
-
-impl Budget {
-    fn used(&self) -> std::sync::MutexGuard<'_, Used> {
-        // A panic elsewhere ends the process; the numbers themselves are never half written.
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until `bytes` and a slot are free. A block bigger than the whole budget is admitted when nothing else is
-    /// in the channel.
-    fn reserve(&self, bytes: usize) -> Result<(), Closed> {
-        let full = |used: &mut Used| {
-            let fits = used.slots < self.slots && used.bytes + bytes <= self.bytes;
-            !used.closed && !fits && used.slots > 0
-        };
-        let mut used = self.freed.wait_while(self.used(), full).unwrap_or_else(PoisonError::into_inner);
-        if used.closed {
-            return Err(Closed);
-        }
-        used.slots += 1;
-        used.bytes += bytes;
-        Ok(())
-    }
-
-    fn free(&self, bytes: usize) {
-        let mut used = self.used();
-        used.slots -= 1;
-        used.bytes -= bytes;
-        self.freed.notify_all();
-    }
 }
 
 /// The drains' end.
@@ -178,19 +131,13 @@ impl BlockReceiver {
 
 impl Drop for BlockReceiver {
     fn drop(&mut self) {
-        self.budget.used().closed = true;
-        self.budget.freed.notify_all();
+        self.budget.close();
     }
 }
 
 /// A channel for at most `slots` blocks and `bytes` of events.
 pub fn bounded(slots: usize, bytes: usize) -> (BlockSender, BlockReceiver) {
-    let budget = Arc::new(Budget {
-        slots,
-        bytes,
-        used: Mutex::new(Used { slots: 0, bytes: 0, closed: false }),
-        freed: Condvar::new(),
-    });
+    let budget = Arc::new(Budget::new(slots, bytes));
     // The budget already bounds the slots, so sending never waits.
     let (sender, receiver) = crossbeam_channel::bounded(slots);
     (BlockSender { budget: Arc::clone(&budget), blocks: sender }, BlockReceiver { budget, blocks: receiver })

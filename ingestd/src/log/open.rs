@@ -1,6 +1,6 @@
 //! A running log: its threads, and the door through which requests come in.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use uuid::Uuid;
 
 use super::channel;
+use super::checkpoint::{Checkpoints, Turn};
 use super::directory::{Directory, DirectoryError, shard_path};
 use super::drain::{Answer, Command, Drain, INBOX_REQUESTS, ProducerState, Refusal, Request, Source};
 use super::horizon::Horizon;
@@ -157,14 +158,21 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
     let registry =
         StreamRegistry::new(recovered.streams.values().map(|(key, _)| key), settings.max_streams, drain_count);
     let limits = Arc::new(Mutex::new(settings.limits));
+    let turn = Turn::default();
     let (mut senders, mut writers, mut statuses, mut commands) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (shard, active) in (0..).zip(recovered.active) {
         let (sender, receiver) = channel::bounded(CHANNEL_BLOCKS, CHANNEL_BYTES);
         let status = Arc::new(WriterStatus::new(active.commit_number));
+        let mut connection = active.connection;
+        let checkpoints = Checkpoints::take_over(&mut connection, Arc::clone(&turn))
+            .map_err(|error| ShardError::Sqlite(shard_path(directory.path(), shard), error))
+            .map_err(RecoveryError::Shard)?;
         let writer = Writer {
             shard,
-            connection: active.connection,
+            connection,
+            checkpoints,
             streams: active.streams,
+            types: HashSet::new(),
             commit_number: active.commit_number,
             limits: Arc::clone(&limits),
             directory: directory.path().to_owned(),

@@ -5,6 +5,7 @@
 //! - `stream`: number ► name and epoch, for the streams that this shard holds something of, with a `crc`: under another
 //!   name a producer's resends would be stored again.
 //! - `event`: one row a position. `crc` is CRC-32C over the other columns and is checked by every reader.
+//! - `event_type`: the types of the events that were ever stored here.
 //! - `receipt`: what became of a range of a stream's numbers ([`ReceiptKind`]), one row a contiguous run of a commit,
 //!   with its own `crc`.
 //! - `loss`: ranges of positions that were lost and given up with `--accept-loss`; readers pass over them.
@@ -42,6 +43,9 @@ CREATE TABLE stream (
     epoch  INTEGER NOT NULL,
     crc    INTEGER NOT NULL
 ) STRICT;
+CREATE TABLE event_type (
+    type TEXT PRIMARY KEY
+) STRICT, WITHOUT ROWID;
 CREATE TABLE event (
     position  INTEGER PRIMARY KEY,
     stream    INTEGER NOT NULL,
@@ -382,8 +386,6 @@ pub fn open_writer(path: &Path, log_id: Uuid, shard: u32, now: i64) -> Result<Co
     if synchronous != 2 {
         return Err(contents(format!("synchronous is {synchronous}, not FULL")));
     }
-    // About every 4 MiB, on the writer thread: a larger value only makes the longest pause longer.
-    connection.pragma_update(None, "wal_autocheckpoint", 1000).map_err(sqlite)?;
     connection.set_prepared_statement_cache_capacity(16);
 
     let tables: i64 =

@@ -33,7 +33,7 @@ pub struct Verification {
     pub events: u64,
     /// Positions that were given up as lost.
     pub lost_positions: u64,
-    /// Rows at or below the floor, which retention has yet to delete.
+    /// Rows that retention is about to delete.
     pub rows_below_floor: u64,
     /// Rows above the horizon.
     pub rows_above_horizon: u64,
@@ -67,7 +67,11 @@ impl fmt::Display for Verification {
             self.events,
             self.lost_positions
         )?;
-        writeln!(formatter, "below      {} rows that retention has yet to delete", self.rows_below_floor)?;
+        writeln!(
+            formatter,
+            "below      {} rows at or below the floor, which retention deletes",
+            self.rows_below_floor
+        )?;
         writeln!(formatter, "above      {} rows past the watermark's horizon (LOG-4)", self.rows_above_horizon)?;
         writeln!(
             formatter,
@@ -197,15 +201,18 @@ fn read_rows(found: &mut Verification, shards: &[Shard], losses: &[LossRange]) -
         if !row.matches {
             found.fault(format!("the event at position {position} does not match its checksum"));
         }
-        if position > found.floor && position < expected {
+        if position <= found.floor {
+            // The floor is raised first, then what lies below it is deleted.
+            found.rows_below_floor += 1;
+        } else if position < expected {
             found.fault(format!("position {position} is held twice (LOG-1)"));
         }
-        if position <= found.floor {
-            found.rows_below_floor += 1;
-        } else if position <= found.horizon {
-            found.events += 1;
+        if position <= found.horizon {
             stored.settled.insert(row.stream, row.sequence);
-            check_gap(found, losses, expected, position);
+            if position > found.floor {
+                found.events += 1;
+                check_gap(found, losses, expected, position);
+            }
         } else {
             found.rows_above_horizon += 1;
         }

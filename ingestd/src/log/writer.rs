@@ -19,12 +19,16 @@ use crossbeam_channel::{Receiver, Sender};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
 use super::channel::{Block, BlockReceiver, Input};
+use super::checkpoint::Checkpoints;
 use super::expire::expire;
 use super::horizon::Horizon;
 use super::shard::{EventRow, Receipt, ReceiptKind, StreamRow};
 
 /// The most bytes of events in a transaction, so that memory is bounded by bytes as well (LOG-6).
 pub const BATCH_BYTES: usize = 16 << 20;
+
+/// Types of events that a writer remembers; of further ones each batch asks the table.
+pub const KNOWN_TYPES: usize = 10_000;
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(5);
@@ -107,6 +111,8 @@ pub struct CommitLimits {
     pub latency: Duration,
     /// Free bytes on the disk below which nothing is written.
     pub disk_reserve_bytes: u64,
+    /// Pages of the WAL after which it is copied into the database.
+    pub checkpoint_pages: u64,
 }
 
 /// Retention's command to a writer: delete at most `rows` events at or below `floor`.
@@ -125,8 +131,12 @@ pub struct Writer {
     pub shard: u32,
     /// The shard's only read-write connection.
     pub connection: Connection,
+    /// The shard's checkpoints.
+    pub checkpoints: Checkpoints,
     /// Streams that the shard's `stream` table holds.
     pub streams: HashSet<u64>,
+    /// Types of events that the shard's `event_type` table is known to hold; not more than [`KNOWN_TYPES`].
+    pub types: HashSet<String>,
     /// The number of the shard's last commit.
     pub commit_number: u64,
     /// When to commit; may be changed between two batches.
@@ -155,6 +165,7 @@ impl Writer {
                     Input::Block(block) => block,
                     Input::Command(Expire { floor, rows, done }) => {
                         let deleted = expire(&mut self.connection, floor, rows).map_err(|error| error.to_string());
+                        self.make_checkpoint();
                         // Whoever asked is gone only when the log closes.
                         let _ = done.send(deleted);
                         continue;
@@ -180,6 +191,16 @@ impl Writer {
             let firsts: Vec<u64> = batch.blocks.iter().map(|block| block.first_position).collect();
             self.status.committed.fetch_add(batch.events as u64, Ordering::Relaxed);
             self.horizon.complete(&firsts);
+            // Behind the acknowledgements, which need not wait for it.
+            self.make_checkpoint();
+        }
+    }
+
+    fn make_checkpoint(&mut self) {
+        let pages = self.limits().checkpoint_pages;
+        if let Err(error) = self.checkpoints.after_commit(&self.connection, pages) {
+            // The events are durable in the WAL; a full disk that causes this shows at the next commit.
+            tracing::warn!(shard = self.shard, "checkpoint: {error}; it is tried again");
         }
     }
 
@@ -235,6 +256,7 @@ impl Writer {
         let stored_at = now_ms();
         let transaction = self.connection.transaction()?;
         let mut new_streams = Vec::new();
+        let mut new_types = HashSet::new();
         let mut receipts: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         {
             for block in &batch.blocks {
@@ -243,6 +265,13 @@ impl Writer {
                     StreamRow { number: stream, name: &block.stream.name, epoch: block.stream.epoch }
                         .insert(&transaction)?;
                     new_streams.push(stream);
+                }
+                for event in &block.events {
+                    if !self.types.contains(&event.event_type) && new_types.insert(event.event_type.clone()) {
+                        transaction
+                            .prepare_cached("INSERT OR IGNORE INTO event_type (type) VALUES (?1)")?
+                            .execute([&event.event_type])?;
+                    }
                 }
                 for (event, offset) in block.events.iter().zip(0u64..) {
                     let row = EventRow {
@@ -279,6 +308,9 @@ impl Writer {
         self.commit_number += 1;
         self.status.commit_number.store(self.commit_number, Ordering::Release);
         self.streams.extend(new_streams);
+        if self.types.len() + new_types.len() <= KNOWN_TYPES {
+            self.types.extend(new_types);
+        }
         Ok(())
     }
 }

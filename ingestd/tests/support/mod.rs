@@ -23,7 +23,12 @@ pub fn settings(directory: &Path, drains: u32, shards: u32) -> LogSettings {
         data_directory: directory.to_owned(),
         drain_threads: drains,
         storage_shards: shards,
-        limits: CommitLimits { events: 10_000, latency: Duration::from_millis(100), disk_reserve_bytes: 0 },
+        limits: CommitLimits {
+            events: 10_000,
+            latency: Duration::from_millis(100),
+            disk_reserve_bytes: 0,
+            checkpoint_pages: 1000,
+        },
         max_streams: 1000,
         accept_loss: false,
     }

@@ -35,7 +35,12 @@ pub fn settings(directory: &Path, drains: u64, shards: u64, batch: u64) -> LogSe
         data_directory: directory.to_owned(),
         drain_threads: drains as u32,
         storage_shards: shards as u32,
-        limits: CommitLimits { events: batch as usize, latency: Duration::from_millis(100), disk_reserve_bytes: 0 },
+        limits: CommitLimits {
+            events: batch as usize,
+            latency: Duration::from_millis(100),
+            disk_reserve_bytes: 0,
+            checkpoint_pages: 1000,
+        },
         max_streams: 1000,
         accept_loss: false,
     }
