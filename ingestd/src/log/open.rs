@@ -181,8 +181,8 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
             closing: Arc::clone(&closing),
         };
         let thread = std::thread::Builder::new().name(format!("writer-{shard}"));
-        // One command at a time: whoever sends one waits for its answer.
-        let (command, queue) = crossbeam_channel::bounded(1);
+        // Whoever sends a command waits for its answer, so none may stay behind in a queue when the writer ends.
+        let (command, queue) = crossbeam_channel::bounded(0);
         writers.push(thread.spawn(move || writer.run(&receiver, &queue))?);
         commands.push(command);
         senders.push(sender);

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
 use super::channel::{Block, BlockReceiver, Input};
@@ -163,11 +163,8 @@ impl Writer {
                 Some(block) => block,
                 None => match input.receive_or(commands) {
                     Input::Block(block) => block,
-                    Input::Command(Expire { floor, rows, done }) => {
-                        let deleted = expire(&mut self.connection, floor, rows).map_err(|error| error.to_string());
-                        self.make_checkpoint();
-                        // Whoever asked is gone only when the log closes.
-                        let _ = done.send(deleted);
+                    Input::Command(command) => {
+                        self.expire(command);
                         continue;
                     }
                     Input::Closed => return Ok(()),
@@ -187,7 +184,7 @@ impl Writer {
                     None => break,
                 }
             }
-            self.write(&batch)?;
+            self.write(&batch, commands)?;
             let firsts: Vec<u64> = batch.blocks.iter().map(|block| block.first_position).collect();
             self.status.committed.fetch_add(batch.events as u64, Ordering::Relaxed);
             self.horizon.complete(&firsts);
@@ -208,11 +205,32 @@ impl Writer {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn expire(&mut self, Expire { floor, rows, done }: Expire) {
+        let deleted = expire(&mut self.connection, floor, rows).map_err(|error| error.to_string());
+        self.make_checkpoint();
+        // Whoever asked is gone only when the log closes.
+        let _ = done.send(deleted);
+    }
+
+    /// Waits for `pause`, or until something was deleted, which may have made room; true if the log closes.
+    fn wait(&mut self, pause: Duration, commands: &Receiver<Expire>) -> bool {
+        let deadline = Instant::now() + pause;
+        match commands.recv_deadline(deadline) {
+            Ok(command) => {
+                self.expire(command);
+                self.closing.wait(Duration::ZERO)
+            }
+            Err(RecvTimeoutError::Timeout) => self.closing.wait(Duration::ZERO),
+            // Nobody commands any more.
+            Err(RecvTimeoutError::Disconnected) => self.closing.wait(deadline.duration_since(Instant::now())),
+        }
+    }
+
     /// Commits a batch, however long it takes.
-    fn write(&mut self, batch: &Batch) -> Result<(), String> {
+    fn write(&mut self, batch: &Batch, commands: &Receiver<Expire>) -> Result<(), String> {
         let mut pause = FIRST_RETRY;
         loop {
-            let Err(error) = self.check_reserve().and_then(|()| self.commit(batch)) else {
+            let Err(error) = self.check_reserve(batch).and_then(|()| self.commit(batch)) else {
                 if let Some(reason) = self.status.waiting() {
                     tracing::info!(shard = self.shard, "store shard accepts writes again");
                     *self.status.overcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
@@ -231,21 +249,26 @@ impl Writer {
                 tracing::error!("{reason}; sources wait, it is tried again");
             }
             self.status.set_waiting(Some(reason.clone()));
-            if self.closing.wait(pause) {
+            if self.wait(pause, commands) {
                 return Err(reason);
             }
             pause = (pause * 2).min(LAST_RETRY);
         }
     }
 
-    /// A disk whose free space is down to the reserve counts as full: what is left is for deletes and checkpoints.
-    fn check_reserve(&self) -> rusqlite::Result<()> {
+    /// A disk whose free space is down to the reserve counts as full: what is left is for deletes and checkpoints. Pages
+    /// that deletes have freed are room in the file.
+    fn check_reserve(&self, batch: &Batch) -> rusqlite::Result<()> {
         let reserve = self.limits().disk_reserve_bytes;
         if reserve == 0 {
             return Ok(());
         }
         let free = rustix::fs::statvfs(&self.directory).map_or(u64::MAX, |disk| disk.f_bavail * disk.f_frsize);
         if free >= reserve {
+            return Ok(());
+        }
+        let pragma = |name: &str| self.connection.pragma_query_value(None, name, |row| row.get::<_, u64>(0));
+        if pragma("freelist_count")? * pragma("page_size")? >= 2 * batch.bytes as u64 {
             return Ok(());
         }
         let text = format!("{free} bytes are free on its disk, and disk_reserve_bytes keeps {reserve}");

@@ -2,10 +2,13 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use e2e::log_files;
 use e2e::random::Random;
 use ingestd::log::drain::Ack;
+use ingestd::log::retention::{Hold, RetentionSettings};
 use ingestd::log::{Log, LogError, open};
 
 use crate::support::disk::{Disk, Fault, Loss, Operation};
@@ -166,4 +169,38 @@ fn a_full_disk_makes_producers_wait_and_loses_nothing() {
     log.close().unwrap();
     let files = log_files::check(path, Some(400)).unwrap();
     assert!(PRODUCERS.iter().all(|producer| files.stream(producer).count() == 200));
+}
+
+/// On a disk that is down to its reserve, retention still deletes, and what it deletes is room for the writers that wait.
+#[test]
+fn retention_makes_room_on_a_disk_that_is_down_to_its_reserve() {
+    let _watchdog = watch("retention on a full disk".to_owned());
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let log = open(&settings(path, 2, 2, 100)).unwrap();
+    for producer in PRODUCERS {
+        send(&log, producer, 1, 3000).blocking_recv().unwrap().unwrap();
+    }
+    log.close().unwrap();
+
+    let mut settings = settings(path, 2, 2, 100);
+    settings.limits.disk_reserve_bytes = u64::MAX;
+    let mut log = open(&settings).unwrap();
+    let replies = PRODUCERS.map(|producer| send(&log, producer, 3001, 100));
+    while log.report().shards.iter().any(|shard| shard.state != "waiting") {
+        std::thread::yield_now();
+    }
+    assert_eq!(log.horizon().position(), 6000);
+    let retention = RetentionSettings {
+        age: Duration::ZERO,
+        maximum_bytes: None,
+        interval: Duration::from_millis(10),
+        delete_rows: 500,
+    };
+    log.start_retention(Arc::new(Mutex::new(retention)), Box::new(|| Hold::Above(6000))).unwrap();
+    for reply in replies {
+        assert_eq!(reply.blocking_recv().unwrap().unwrap().stored, 100);
+    }
+    log.close().unwrap();
+    assert_eq!(log_files::check(path, Some(6200)).unwrap().floor, 6000);
 }
