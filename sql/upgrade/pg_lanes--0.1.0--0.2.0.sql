@@ -424,8 +424,13 @@ BEGIN
             HINT = 'Pass what tells the writers of one counter apart, for example the id of the user or of the event.';
     END IF;$template$, reserved);
     END IF;
-    shard := pg_catalog.format('CASE WHEN $%1$s IS NULL THEN %2$s ELSE @extschema@.shard($%1$s, %3$s) END',
-        reserved, shard, parts.shards);
+    -- Two statements, so that a call without spread key needs no extension once the counter is made.
+    shard := pg_catalog.format($template$
+    IF $%1$s IS NULL THEN
+        chosen_shard := %2$s;
+    ELSE
+        chosen_shard := @extschema@.shard($%1$s, %3$s);
+    END IF;$template$, reserved, shard, parts.shards);
 
     SELECT pg_catalog.string_agg(pg_catalog.format('%1$I = c.%1$I + EXCLUDED.%1$I', n.name), ', ') INTO added
     FROM pg_catalog.unnest(parts.counters) AS n (name);
@@ -445,9 +450,11 @@ BEGIN
 CREATE OR REPLACE FUNCTION %1$s(%2$s, spread text DEFAULT NULL) RETURNS void
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $body$
-BEGIN%3$s
+DECLARE
+    chosen_shard int;
+BEGIN%3$s%8$s
     INSERT INTO %4$s AS c (%5$s, shard_id, %6$s, bumps, bumped_at)
-    VALUES (%7$s, %8$s, %9$s, 1, pg_catalog.clock_timestamp())
+    VALUES (%7$s, chosen_shard, %9$s, 1, pg_catalog.clock_timestamp())
     ON CONFLICT ON CONSTRAINT %10$I
     DO UPDATE SET %11$s, bumps = c.bumps + 1, bumped_at = EXCLUDED.bumped_at;
 END
@@ -477,8 +484,7 @@ BEGIN%3$s
             HINT = 'Pass one element a key in each array; an array of amounts may be left out.';
     ELSIF %5$s THEN
         RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'an amount must not be null';
-    END IF;
-    chosen_shard := %6$s;
+    END IF;%6$s
     INSERT INTO %7$s AS c (%8$s, shard_id, %9$s, bumps, bumped_at)
     SELECT %10$s, chosen_shard, %11$s, 1, pg_catalog.clock_timestamp()
     FROM ROWS FROM (%12$s) AS k (%13$s)
@@ -499,7 +505,8 @@ $template$,
         shard, place,
         (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(k.name), ', ') FROM pg_catalog.unnest(parts.keys) AS k (name)),
         (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(n.name), ', ') FROM pg_catalog.unnest(parts.counters) AS n (name)),
-        (SELECT pg_catalog.string_agg(pg_catalog.format('k.k%s', i), ', ')
+        -- Elements of an array know no length or precision, and two that become one key must be one group.
+        (SELECT pg_catalog.string_agg(pg_catalog.format('k.k%s::%s', i, types[i]), ', ')
          FROM pg_catalog.generate_series(1, pg_catalog.cardinality(parts.keys)) AS i),
         (SELECT pg_catalog.string_agg(pg_catalog.format('pg_catalog.sum(COALESCE(k.k%s, %s))::bigint', i, standard), ', ')
          FROM pg_catalog.generate_series(pg_catalog.cardinality(parts.keys) + 1, reserved - 1) AS i),
@@ -678,7 +685,7 @@ BEGIN
                 COALESCE(set_counter_shards.shards::text, 'null')),
             HINT = 'Every read adds up that many rows a key; suggest_shards says how many a rate of writes needs.';
     END IF;
-    -- Rows above the new number stay, and count, until their key is folded; a check of them would stop that.
+    -- Rows above the new number stay, and count, until their key is folded; so the check is for new rows only.
     EXECUTE pg_catalog.format('ALTER TABLE %s DROP CONSTRAINT shard_id_range, '
         'ADD CONSTRAINT shard_id_range CHECK (shard_id >= 0 AND shard_id < %s) NOT VALID',
         set_counter_shards.counter, set_counter_shards.shards);
@@ -710,7 +717,8 @@ BEGIN
     END IF;
     -- Any set of locked rows of one key may be folded into one of them: the sum is the same. What somebody else has
     -- locked, or adds meanwhile, is passed over, so this never waits for a writer and cannot be part of a deadlock.
-    -- Sums that do not fit one row stay as they are.
+    -- Sums that do not fit one row stay as they are; so do keys whose rows are all above a number of shards that was
+    -- lowered, until the next write gives them a row below it.
     EXECUTE pg_catalog.format($template$
 WITH cold AS (
     SELECT %1$s FROM %2$s AS c GROUP BY %1$s
@@ -723,7 +731,7 @@ WITH cold AS (
 ), folded AS MATERIALIZED (
     SELECT %1$s, pg_catalog.min(c.shard_id) AS kept_shard, pg_catalog.array_agg(c.shard_id) AS shards, %4$s
     FROM locked AS c GROUP BY %1$s
-    HAVING pg_catalog.count(*) > 1 AND %7$s
+    HAVING pg_catalog.count(*) > 1 AND pg_catalog.min(c.shard_id) < %6$s AND %7$s
 ), kept AS (
     UPDATE %2$s AS c SET %5$s, bumps = 0 FROM folded AS o WHERE %3$s AND c.shard_id = o.kept_shard
 ), removed AS (
@@ -736,7 +744,7 @@ SELECT pg_catalog.count(*) FROM removed$template$,
         (SELECT pg_catalog.string_agg(pg_catalog.format('c.%1$I = o.%1$I', k.name), ' AND ') FROM pg_catalog.unnest(parts.keys) AS k (name)),
         (SELECT pg_catalog.string_agg(pg_catalog.format('pg_catalog.sum(c.%1$I) AS %1$I', n.name), ', ') FROM pg_catalog.unnest(parts.counters) AS n (name)),
         (SELECT pg_catalog.string_agg(pg_catalog.format('%1$I = o.%1$I::bigint', n.name), ', ') FROM pg_catalog.unnest(parts.counters) AS n (name)),
-        NULL,
+        parts.shards,
         (SELECT pg_catalog.string_agg(pg_catalog.format('pg_catalog.sum(c.%I) BETWEEN -9223372036854775808 AND 9223372036854775807', n.name), ' AND ')
          FROM pg_catalog.unnest(parts.counters) AS n (name)))
     INTO removed USING compact_counter.cold_after, compact_counter.most_keys;
