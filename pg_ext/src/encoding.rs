@@ -111,7 +111,12 @@ unsafe fn stored_bytes<'fcx>(datum: pg_sys::Datum) -> &'fcx [u8] {
 /// A `text` argument in UTF-8.
 pub(crate) struct Text<'fcx>(Cow<'fcx, [u8]>);
 
-impl Text<'_> {
+impl<'fcx> Text<'fcx> {
+    /// A string of the server's, such as a name from the catalog.
+    pub(crate) fn from_server(string: &'fcx CStr) -> Text<'fcx> {
+        Text(to_utf8(string.to_bytes()))
+    }
+
     /// The text in UTF-8.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0

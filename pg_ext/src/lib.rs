@@ -20,3 +20,4 @@ mod error;
 mod hashing;
 mod lane_lock;
 mod shard_key;
+mod shard_trigger;

@@ -47,6 +47,9 @@ BEGIN
         one_row := one_row AND shard_count > 1;
     END IF;
 
+    shard_count := COALESCE(shard_count, (
+        SELECT c.shards FROM lanes.shard_columns AS c WHERE c.source = skew.source AND c.shard_column = skew.shard_column));
+
     RETURN QUERY EXECUTE pg_catalog.format($template$
 WITH found AS (
     SELECT c.%1$I::int AS shard, pg_catalog.count(*) AS rows, %3$s AS writes FROM %2$s AS c WHERE c.%1$I IS NOT NULL GROUP BY 1
