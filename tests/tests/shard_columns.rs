@@ -145,7 +145,7 @@ async fn cut_off_in(cluster: &mut Cluster, writers: &mut Option<Writers>, phase:
     let process = process_id(&session).await;
     let block = match phase {
         Phase::Filling => "SELECT 1",
-        // No writer uses this row.
+        // No writer uses this row, and it is the last to be filled.
         Phase::SecondPass => "BEGIN; SELECT FROM orders WHERE id = -1 FOR UPDATE",
         Phase::Adding | Phase::NotNull => "BEGIN; LOCK TABLE orders IN ACCESS SHARE MODE",
         Phase::Validating => "BEGIN; LOCK TABLE orders IN SHARE UPDATE EXCLUSIVE MODE",
@@ -200,7 +200,8 @@ async fn run(cut: Cut) {
         "shop",
         &format!(
             "CREATE TABLE orders (id int PRIMARY KEY, key text NOT NULL, amount int NOT NULL, shard_wish int);
-             INSERT INTO orders SELECT i, 'k' || i, 0 FROM generate_series(-1, {ROWS}) AS i;
+             INSERT INTO orders SELECT i, 'k' || i, 0 FROM generate_series(0, {ROWS}) AS i;
+             INSERT INTO orders VALUES (-1, 'last', 0);
              CREATE TABLE twin (LIKE orders INCLUDING ALL);
              INSERT INTO twin TABLE orders"
         ),
@@ -240,7 +241,7 @@ async fn run(cut: Cut) {
     let now: i64 = client.query_one(&format!("SELECT {committed}"), &[]).await.unwrap().get(0);
     wait_until(&client, &format!("pg_stat_clear_snapshot() IS NOT NULL AND {committed} > {now} + 100")).await;
     writers.as_mut().unwrap().check_running();
-    writers = None;
+    drop(writers.take());
     // Sessions of writers that were killed in a transaction end when they notice.
     wait_until(&client, "NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'pgbench')").await;
     check_rows(&cluster, true);

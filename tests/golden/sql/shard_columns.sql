@@ -108,4 +108,24 @@ SELECT * FROM failure($$ INSERT INTO runs VALUES (100, 1, 'n') $$) \gx
 DROP TRIGGER wrong ON runs;
 CREATE TRIGGER wrong BEFORE INSERT ON runs FOR EACH ROW EXECUTE FUNCTION lanes.set_shard_id('id', 'started');
 SELECT * FROM failure($$ INSERT INTO runs VALUES (100, 1, 'n') $$) \gx
+-- The owner of a table needs the grants that docs/SQL_TOOLS.md names, and no more.
+CREATE ROLE golden_owner;
+GRANT USAGE, CREATE ON SCHEMA shop TO golden_owner;
+GRANT SELECT, INSERT, UPDATE, DELETE ON lanes.shard_backfill TO golden_owner;
+SET ROLE golden_owner;
+CREATE TABLE own (id int NOT NULL);
+INSERT INTO own SELECT generate_series(1, 10);
+SELECT code, message FROM failure($$ SELECT lanes.add_shard_column('own', 'id', 4) $$);
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION lanes.add_shard_column, lanes.drop_shard_column, lanes.run_with_lock_timeout,
+    lanes.fill_shard_batch, lanes.check_shard_column TO golden_owner;
+GRANT EXECUTE ON PROCEDURE lanes.backfill_shard_column TO golden_owner;
+SET ROLE golden_owner;
+SELECT lanes.add_shard_column('own', 'id', 4);
+CALL lanes.backfill_shard_column('own');
+SELECT lanes.drop_shard_column('own');
+SELECT * FROM failure($$ SELECT lanes.add_shard_column('shop.runs', 'id', 4) $$) \gx
+RESET ROLE;
+DROP OWNED BY golden_owner;
+DROP ROLE golden_owner;
 DROP SCHEMA shop CASCADE;
