@@ -6,11 +6,13 @@
 #   make installcheck  golden SQL tests of the installed extension
 #   make test          installs what is missing, builds, and runs all tests
 #   make lint          formatting, clippy, shell scripts
+#   make check-sql     pgspot and plpgsql_check over the extension's SQL
+#   make docs          writes docs/SQL.md from the installed extension
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test lint setup
+.PHONY: all build install installcheck test lint setup check-sql docs
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -62,3 +64,10 @@ lint:
 	PGRX_PG_CONFIG_PATH=$(FOUND_PG_CONFIG) cargo clippy --workspace --all-targets -- -D warnings
 	for script in scripts/* .ci/run; do bash -n $$script; done
 	if command -v shellcheck > /dev/null; then shellcheck scripts/* .ci/run; fi
+
+check-sql: install
+	scripts/check_sql $(SCRIPT)
+
+docs: install
+	scripts/sql_reference > docs/SQL.md.tmp
+	mv docs/SQL.md.tmp docs/SQL.md

@@ -47,7 +47,6 @@ fn shard_keys(key: Text<'_>, n: i32) -> Result<Vec<TextAnswer>, ErrorReport> {
 }
 
 #[pg_extern(sql = false)]
-#[expect(clippy::type_complexity, reason = "pgrx reads the columns from the signature")]
 fn shard_of_key(
     sharded_key: Text<'_>,
 ) -> Result<TableIterator<'static, (name!(key, TextAnswer), name!(shard, i32))>, ErrorReport> {

@@ -25,9 +25,9 @@ DECLARE
     base_type   oid;
     is_array    boolean;
     expression  text;
-    used        text[] := '{}';
-    columns     text[] := '{}';
-    keys        text[] := '{}';
+    used        text[] := '{}'::text[];
+    columns     text[] := '{}'::text[];
+    keys        text[] := '{}'::text[];
 BEGIN
     IF create_sum_view.view IS NULL OR create_sum_view.source IS NULL OR create_sum_view.group_by IS NULL
         OR create_sum_view.sums IS NULL OR create_sum_view.mins IS NULL OR create_sum_view.maxs IS NULL

@@ -69,8 +69,8 @@ DECLARE
     add       text;
     add_many  text;
     item      record;
-    arguments text[] := '{}';
-    arrays    text[] := '{}';
+    arguments text[] := '{}'::text[];
+    arrays    text[] := '{}'::text[];
     checks    text := '';
     added     text;
 BEGIN
@@ -219,14 +219,14 @@ DECLARE
     -- The longest name that is derived of the counter's: name_add_many.
     longest_name CONSTANT int := 63 - pg_catalog.length('_add_many');
     -- Names that the table, or a parameter of its functions, has already.
-    reserved CONSTANT text[] := '{shard_id,bumps,bumped_at,spread,chosen_shard}';
+    reserved CONSTANT text[] := '{shard_id,bumps,bumped_at,spread,chosen_shard}'::text[];
     parts   text[];
     item    text;
     column_name text;
     type_name text;
-    named   text[] := '{}';
-    keys    text[] := '{}';
-    columns text[] := '{}';
+    named   text[] := '{}'::text[];
+    keys    text[] := '{}'::text[];
+    columns text[] := '{}'::text[];
     place   text;
     counter regclass;
 BEGIN

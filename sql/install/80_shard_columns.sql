@@ -340,7 +340,7 @@ CREATE FUNCTION lanes.check_shard_column(source regclass, shard_column name) RET
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    longest_wait CONSTANT interval := '2 s';
+    longest_wait CONSTANT interval := '2 s'::interval;
     present lanes.shard_columns := lanes.find_shard_column(check_shard_column.source, check_shard_column.shard_column);
 BEGIN
     RETURN CASE present.state

@@ -2,6 +2,9 @@
 
 -- 0.1.0 to 0.2.0: tools for row shards in plain SQL.
 
+-- As in sql/install/00_search_path.sql.
+SET LOCAL search_path TO pg_catalog, pg_temp;
+
 -- lanes.create_sum_view has more arguments now, so it is another function. Grants on the old one end with it: granted
 -- again by this script they would count as the extension's own, and pg_dump would leave them out.
 DO $step$
@@ -52,9 +55,9 @@ DECLARE
     base_type   oid;
     is_array    boolean;
     expression  text;
-    used        text[] := '{}';
-    columns     text[] := '{}';
-    keys        text[] := '{}';
+    used        text[] := '{}'::text[];
+    columns     text[] := '{}'::text[];
+    keys        text[] := '{}'::text[];
 BEGIN
     IF create_sum_view.view IS NULL OR create_sum_view.source IS NULL OR create_sum_view.group_by IS NULL
         OR create_sum_view.sums IS NULL OR create_sum_view.mins IS NULL OR create_sum_view.maxs IS NULL
@@ -388,8 +391,8 @@ DECLARE
     add       text;
     add_many  text;
     item      record;
-    arguments text[] := '{}';
-    arrays    text[] := '{}';
+    arguments text[] := '{}'::text[];
+    arrays    text[] := '{}'::text[];
     checks    text := '';
     added     text;
 BEGIN
@@ -538,14 +541,14 @@ DECLARE
     -- The longest name that is derived of the counter's: name_add_many.
     longest_name CONSTANT int := 63 - pg_catalog.length('_add_many');
     -- Names that the table, or a parameter of its functions, has already.
-    reserved CONSTANT text[] := '{shard_id,bumps,bumped_at,spread,chosen_shard}';
+    reserved CONSTANT text[] := '{shard_id,bumps,bumped_at,spread,chosen_shard}'::text[];
     parts   text[];
     item    text;
     column_name text;
     type_name text;
-    named   text[] := '{}';
-    keys    text[] := '{}';
-    columns text[] := '{}';
+    named   text[] := '{}'::text[];
+    keys    text[] := '{}'::text[];
+    columns text[] := '{}'::text[];
     place   text;
     counter regclass;
 BEGIN
@@ -1097,7 +1100,7 @@ CREATE FUNCTION lanes.check_shard_column(source regclass, shard_column name) RET
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    longest_wait CONSTANT interval := '2 s';
+    longest_wait CONSTANT interval := '2 s'::interval;
     present lanes.shard_columns := lanes.find_shard_column(check_shard_column.source, check_shard_column.shard_column);
 BEGIN
     RETURN CASE present.state

@@ -1,4 +1,5 @@
-//! SQL-2: an upgraded catalog equals a fresh one, and what users made with the old version is still there.
+//! SQL-2: an upgraded catalog equals a fresh one, and what users made with the old version is still there. And the
+//! reference in docs says what the catalog says.
 //!
 //! One test serves every version: whatever lies in `sql/frozen` is installed, filled by `tests/upgrade/VERSION.data.sql`
 //! and upgraded; `tests/upgrade/VERSION.kept.sql` must answer the same before and after.
@@ -72,4 +73,14 @@ fn every_old_version_has_one_way_to_the_newest() {
         );
         assert_eq!(cluster.psql("shop", &query), way.join("--"));
     }
+}
+
+/// The reference is written from the catalog by `make docs`, and this keeps it so.
+#[test]
+fn the_sql_reference_is_what_the_catalog_says() {
+    let cluster = Cluster::start();
+    cluster.create_database("shop");
+    let query = read_to_string(project().join("sql/reference.sql")).unwrap();
+    let written = read_to_string(project().join("docs/SQL.md")).unwrap();
+    assert!(cluster.psql("shop", &query).trim_end() == written.trim_end(), "docs/SQL.md is old: run `make docs`");
 }
