@@ -1,7 +1,8 @@
 # pg_lanes: build, install, demo, test. PG_CONFIG chooses the server (default: the newest installed one).
 #
 #   make build         the extension's library and SQL script
-#   make install       puts them where the server looks for them (root, or sudo -n); DESTDIR is honoured
+#   make install       puts them and the older versions' scripts where the server looks for them (root, or sudo -n);
+#                      DESTDIR is honoured
 #   make installcheck  golden SQL tests of the installed extension
 #   make test          installs what is missing, builds, and runs all tests
 #   make soak-log      long forms of the proofs of the log, with fresh seeds; LOG_ROUNDS (default 200) says how long
@@ -9,11 +10,13 @@
 #   make demo-stop     ends the demo and keeps its data
 #   make demo-clean    removes the demo
 #   make lint          formatting, clippy, shell scripts
+#   make check-sql     pgspot and plpgsql_check over the extension's SQL
+#   make docs          writes docs/SQL.md from the installed extension
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test soak-log demo demo-stop demo-clean lint setup
+.PHONY: all build install installcheck test soak-log demo demo-stop demo-clean lint setup check-sql docs
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -30,6 +33,8 @@ VERSION := $(shell sed -nE "s/^default_version = '(.*)'/\1/p" $(CONTROL))
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 LIBRARY := $(TARGET)/release/libpg_lanes.so
 SCRIPT := $(TARGET)/release/pg_lanes--$(VERSION).sql
+# Earlier versions as they were, and the steps from each to the next (sql/README.md).
+OLD_SCRIPTS := $(sort $(wildcard sql/frozen/*.sql) $(wildcard sql/upgrade/*.sql))
 
 all: build
 
@@ -46,7 +51,7 @@ $(SCRIPT): $(sort $(wildcard sql/install/*.sql)) Makefile
 	  for part in $(filter %.sql,$^); do echo; cat $$part; done; } > $@
 
 install: build
-	scripts/install $(LIBRARY) $(SCRIPT) $(CONTROL)
+	scripts/install $(LIBRARY) $(CONTROL) $(SCRIPT) $(OLD_SCRIPTS)
 
 installcheck:
 	scripts/installcheck
@@ -84,3 +89,10 @@ lint:
 	PGRX_PG_CONFIG_PATH=$(FOUND_PG_CONFIG) cargo clippy --workspace --all-targets -- -D warnings
 	for script in scripts/* .ci/run; do bash -n $$script; done
 	if command -v shellcheck > /dev/null; then shellcheck scripts/* .ci/run; fi
+
+check-sql: install
+	scripts/check_sql $(SCRIPT)
+
+docs: install
+	scripts/sql_reference > docs/SQL.md.tmp
+	mv docs/SQL.md.tmp docs/SQL.md

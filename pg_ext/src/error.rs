@@ -4,6 +4,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use lanes_core::lane::LaneError;
 use lanes_core::projection::DefinitionError;
+use lanes_core::shard_key::ShardKeyError;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReport};
 use pgrx::{PgLogLevel, PgSqlErrorCode, PgTryBuilder};
 
@@ -18,6 +19,37 @@ pub(crate) fn lane_error(error: &LaneError) -> ErrorReport {
         LaneError::Projection(_) => PgSqlErrorCode::ERRCODE_INVALID_NAME,
     };
     ErrorReport::new(code, for_message(&error.to_string()), "pg_lanes").set_hint(for_message(error.hint()))
+}
+
+/// Reports what a caller asked of sharded keys that has no answer.
+pub(crate) fn shard_key_error(error: &ShardKeyError) -> ErrorReport {
+    let code = match error {
+        ShardKeyError::Count(error) => return lane_error(error),
+        ShardKeyError::FanOut(_) | ShardKeyError::Range { .. } => PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+        ShardKeyError::Malformed(_) => PgSqlErrorCode::ERRCODE_INVALID_TEXT_REPRESENTATION,
+        ShardKeyError::TooMany(_) => PgSqlErrorCode::ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE,
+    };
+    ErrorReport::new(code, for_message(&error.to_string()), "pg_lanes").set_hint(for_message(error.hint()))
+}
+
+/// Reports a trigger that lanes.add_shard_column did not make.
+pub(crate) fn bad_shard_trigger() -> ErrorReport {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
+        "lanes.set_shard_id must be a row trigger before insert or update, of a key and a shard column",
+        "pg_lanes",
+    )
+    .set_hint("Let lanes.add_shard_column make the trigger.")
+}
+
+/// Reports that a column, which the trigger knows by name, is gone or renamed.
+pub(crate) fn missing_shard_trigger_column(name: &str) -> ErrorReport {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN,
+        for_message(&format!("column \"{name}\", which a row shard needs, does not exist")),
+        "pg_lanes",
+    )
+    .set_hint("Rename it back, or call lanes.drop_shard_column and add the shard column again for the new name.")
 }
 
 /// Reports that a transaction that took or gave up a lane cannot be prepared.

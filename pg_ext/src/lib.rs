@@ -19,3 +19,5 @@ mod encoding;
 mod error;
 mod hashing;
 mod lane_lock;
+mod shard_key;
+mod shard_trigger;

@@ -80,6 +80,24 @@ impl Cluster {
         script("cluster", ["crash", self.path()]);
     }
 
+    /// Kills the postmaster with SIGKILL, and then what it leaves behind, as the failure of a machine would.
+    ///
+    /// # Panics
+    /// If they are still there after a minute.
+    pub fn kill(&self) {
+        let file = std::fs::read_to_string(self.directory.join("data/postmaster.pid")).expect("the server runs");
+        let postmaster = file.lines().next().expect("its first line is the process id").to_owned();
+        let children = output(Command::new("pgrep").args(["-P", &postmaster]), "");
+        output(Command::new("kill").args(["-KILL", &postmaster]), "");
+        // Those that noticed are gone already. A session that is busy would go on.
+        let _ = Command::new("kill").arg("-KILL").args(children.lines()).stderr(Stdio::null()).status();
+        let deadline = Instant::now() + PATIENCE;
+        while children.lines().chain([postmaster.as_str()]).any(|process| Path::new("/proc").join(process).exists()) {
+            assert!(Instant::now() < deadline, "processes of the killed server are still there: {children}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// A connection string for libpq and tokio-postgres.
     pub fn connection_string(&self, database: &str) -> String {
         format!("host='{}' port={} user=postgres dbname='{database}'", self.socket, self.port)

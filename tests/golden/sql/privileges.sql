@@ -5,7 +5,7 @@ SET ROLE golden_plain;
 SELECT lane_of('order-42', 8), shard('s-99', 16), checkpoint_name('orders', 3), lanes.lock_key('orders', 3);
 SELECT name FROM lanes.check_definition(document('orders'));
 RESET ROLE;
--- Open are only functions that compute, or that read with the rights of the caller; and no relation.
+-- Open are only functions that compute, or that read with the rights of the caller; and of relations the list of shard columns.
 SELECT p.oid::regprocedure AS open_function
 FROM pg_depend AS d JOIN pg_proc AS p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
 WHERE d.deptype = 'e' AND d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'pg_lanes')
@@ -38,10 +38,16 @@ ROLLBACK;
 SELECT * FROM failure($$ SELECT lanes.define(document('orders'), '00000000-0000-0000-0000-00000000000a') $$) \gx
 SELECT * FROM failure($$ DELETE FROM lanes.checkpoint $$) \gx
 RESET ROLE;
+-- Procedures that commit cannot, so they begin with COMMIT and set it after each.
+SELECT p.oid::regprocedure AS unsafe
+FROM pg_proc AS p
+WHERE p.pronamespace = 'lanes'::regnamespace AND p.prokind = 'p'
+    AND (p.prosecdef OR p.prosrc !~ '\mBEGIN\s+COMMIT;'
+        OR regexp_count(p.prosrc, 'COMMIT;') <> regexp_count(p.prosrc, 'COMMIT;\s+PERFORM pg_catalog.set_config\(''search_path'', ''pg_catalog, pg_temp'', true\);'));
 -- Functions that are not C fix their search_path and run with the caller's rights.
 SELECT p.oid::regprocedure AS unsafe
 FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
-WHERE p.pronamespace = 'lanes'::regnamespace
+WHERE p.pronamespace = 'lanes'::regnamespace AND p.prokind <> 'p'
     AND (p.prosecdef OR l.lanname <> 'c' AND p.prosqlbody IS NULL
         AND p.proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}');
 DROP OWNED BY golden_worker;

@@ -1,0 +1,121 @@
+//! Speed of the SQL tools as ratios within one run, on a throw-away cluster with the installed extension:
+//! `cargo run -p e2e --bin sql_tools_bench [pairs]`. Medians of pairs that are measured in turn, because a
+//! machine that others use is fast and slow by turns.
+
+use std::io::Write;
+use std::time::Instant;
+
+use e2e::cluster::Cluster;
+use tokio_postgres::Client;
+
+const ROWS: i64 = 300_000;
+
+#[tokio::main]
+async fn main() {
+    let pairs: usize = std::env::args().nth(1).map_or(9, |pairs| pairs.parse().expect("the number of pairs"));
+    let cluster = Cluster::start();
+    cluster.create_database("bench");
+    let client = cluster.connect("bench").await;
+    client.batch_execute("SET max_parallel_workers_per_gather = 0; SET jit = off").await.expect("settings");
+    hashing(&client, pairs).await;
+    trigger(&client, pairs).await;
+    drop(client);
+    counters(&cluster, pairs);
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+async fn seconds(client: &Client, sql: &str) -> f64 {
+    let start = Instant::now();
+    client.batch_execute(sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"));
+    start.elapsed().as_secs_f64()
+}
+
+/// `lane_of` and `shard` per row against the built-in `hashtextextended`.
+async fn hashing(client: &Client, pairs: usize) {
+    for length in [8, 36, 128, 1024] {
+        let table = format!(
+            "DROP TABLE IF EXISTS keys; CREATE UNLOGGED TABLE keys (k text STORAGE PLAIN);
+             INSERT INTO keys SELECT rpad(i || '-', {length}, 'abcdefgh') FROM generate_series(1, {}) AS i; VACUUM ANALYZE keys",
+            if length > 200 { ROWS / 10 } else { ROWS }
+        );
+        for statement in table.split(';') {
+            client.batch_execute(statement).await.expect("a table of keys");
+        }
+        for call in ["lane_of(k, 16)", "shard(k, 16)"] {
+            let run = |call: &str| format!("SELECT count(*) FROM keys WHERE {call} = -1");
+            let mut ratios = Vec::new();
+            for _ in 0..pairs {
+                let ours = seconds(client, &run(call)).await;
+                let theirs = seconds(client, &run("hashtextextended(k, 0) % 16")).await;
+                ratios.push(ours / theirs);
+            }
+            println!("{call} / hashtextextended(k, 0) % 16, keys of {length} bytes: {:.2}", median(ratios));
+        }
+    }
+}
+
+/// A million inserts' worth of the shard column's trigger.
+async fn trigger(client: &Client, pairs: usize) {
+    client
+        .batch_execute(
+            "CREATE UNLOGGED TABLE plain (id bigint NOT NULL, filler text);
+             CREATE UNLOGGED TABLE sharded (id bigint NOT NULL, filler text)",
+        )
+        .await
+        .expect("two tables");
+    client.batch_execute("SELECT lanes.add_shard_column('sharded', 'id', 16)").await.expect("a shard column");
+    let mut ratios = Vec::new();
+    for _ in 0..pairs {
+        let insert = |table: &str| {
+            format!("INSERT INTO {table} (id, filler) SELECT i, 'x' FROM generate_series(1, {ROWS}) AS i")
+        };
+        let ours = seconds(client, &insert("sharded")).await;
+        let theirs = seconds(client, &insert("plain")).await;
+        ratios.push(ours / theirs);
+        client.batch_execute("TRUNCATE plain, sharded").await.expect("truncated");
+    }
+    println!("insert with a shard column / without: {:.2}", median(ratios));
+}
+
+/// Sixteen clients that add to one counter, against one row.
+fn counters(cluster: &Cluster, pairs: usize) {
+    cluster.psql(
+        "bench",
+        "CREATE TABLE one_row (post int PRIMARY KEY, n bigint NOT NULL) WITH (fillfactor = 50);
+         SELECT lanes.create_sharded_counter('likes', '{post int}', '{n}', shards => 16)",
+    );
+    let one_row = "INSERT INTO one_row AS c VALUES (1, 1) ON CONFLICT (post) DO UPDATE SET n = c.n + EXCLUDED.n;";
+    let mut ratios = Vec::new();
+    let (mut sharded_rates, mut one_row_rates) = (Vec::new(), Vec::new());
+    for _ in 0..pairs {
+        let sharded = transactions_per_second(cluster, "SELECT likes_add(1);");
+        let single = transactions_per_second(cluster, one_row);
+        ratios.push(sharded / single);
+        sharded_rates.push(sharded);
+        one_row_rates.push(single);
+    }
+    println!(
+        "sharded counter / one row, 16 clients: {:.2} ({:.0}/s against {:.0}/s)",
+        median(ratios),
+        median(sharded_rates),
+        median(one_row_rates)
+    );
+}
+
+fn transactions_per_second(cluster: &Cluster, script: &str) -> f64 {
+    let mut file = tempfile::NamedTempFile::new().expect("a file");
+    file.write_all(script.as_bytes()).expect("written");
+    let mut command = cluster.program("pgbench", "bench");
+    let output = command
+        .args(["-n", "-M", "prepared", "-c", "16", "-j", "2", "-T", "3", "-f"])
+        .arg(file.path())
+        .output()
+        .expect("pgbench");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text.lines().find(|line| line.starts_with("tps = ")).unwrap_or_else(|| panic!("{output:?}"));
+    line["tps = ".len()..].split(' ').next().and_then(|number| number.parse().ok()).expect("a number")
+}
