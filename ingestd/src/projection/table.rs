@@ -1,10 +1,11 @@
-//! The table of a projection: its CREATE TABLE, whether one that exists will do, and the view of a bucketed one.
+//! The table of a projection: its CREATE TABLE with partitions and indexes, whether one that exists will do, and the
+//! view of a bucketed one.
 //!
 //! Invariants: identifiers are quoted always. Columns stand in the order of the definition's `fields`, the primary key
 //! in the order of `target.primary_key`. What the UPSERT relies on is what [`columns_match`] asks for.
 
 use lanes_core::projection::definition::TOTAL_VIEW_SUFFIX;
-use lanes_core::projection::{ColumnType, Expression, Projection, ValueKind};
+use lanes_core::projection::{ColumnType, Expression, Field, Index, Number, Projection, ValueColumn, ValueKind};
 
 /// An identifier in double quotes.
 pub fn quote(identifier: &str) -> String {
@@ -17,55 +18,76 @@ pub fn qualified_name(projection: &Projection, schema: &str) -> String {
     format!("{}.{}", quote(target.schema().unwrap_or(schema)), quote(target.name()))
 }
 
-/// What the columns of a table must be like, in the order of `fields`.
-struct Wanted<'a> {
-    name: &'a str,
-    column_type: ColumnType,
-    kind: Option<ValueKind>,
-    always_written: bool,
+/// What a column of the table is for.
+enum Role<'a> {
+    Key,
+    Value(&'a ValueColumn),
+    /// Written by the statements of `sql` alone.
+    Free,
+    /// Keeps what orders other columns.
+    Hidden,
 }
 
+/// A column that the table must have.
+struct Wanted<'a> {
+    field: Field,
+    role: Role<'a>,
+}
+
+/// The columns in the order of `fields`, the hidden ones last.
 fn wanted(projection: &Projection) -> impl Iterator<Item = Wanted<'_>> {
-    projection.fields.iter().map(|field| {
-        let column = projection.value_columns.iter().find(|column| column.name == field.name);
-        Wanted {
-            name: &field.name,
-            column_type: field.column_type,
-            kind: column.map(|column| column.kind),
-            always_written: column.is_none_or(|column| column.operations.iter().all(Option::is_some)),
-        }
-    })
+    let role = |name: &str| match projection.value_columns.iter().find(|column| column.name == name) {
+        Some(column) => Role::Value(column),
+        None if projection.key_columns.iter().any(|column| column.name == name) => Role::Key,
+        None => Role::Free,
+    };
+    let fields = projection.fields.iter().map(move |field| Wanted { field: field.clone(), role: role(&field.name) });
+    fields.chain(projection.hidden_columns().into_iter().map(|field| Wanted { field, role: Role::Hidden }))
 }
 
 impl Wanted<'_> {
     /// Columns of the key and counters are never null.
     fn is_not_null(&self) -> bool {
-        self.kind.is_none_or(ValueKind::starts_at_zero)
+        match self.role {
+            Role::Key => true,
+            Role::Value(column) => column.kind.starts_at_zero(),
+            Role::Free | Role::Hidden => false,
+        }
     }
 
     /// Columns that start at null. One that every event sets may forbid it: then such an event fails, as it should.
     fn must_allow_null(&self) -> bool {
-        match self.kind {
-            Some(ValueKind::Min | ValueKind::Max) => true,
-            Some(ValueKind::Set) => !self.always_written,
-            Some(ValueKind::Add { .. }) | None => false,
+        match self.role {
+            Role::Value(column) => match column.kind {
+                ValueKind::Min | ValueKind::Max | ValueKind::SetOnce => true,
+                ValueKind::Set | ValueKind::Fixed => column.operations.iter().any(Option::is_none),
+                ValueKind::Add { .. } => false,
+            },
+            Role::Hidden => true,
+            Role::Key | Role::Free => false,
         }
     }
 }
 
-/// The statement that creates the table. `schema` is where a table goes whose definition names none.
-pub fn create_table_sql(projection: &Projection, schema: &str) -> String {
+/// The statements that create the table and its partitions. `schema` is where a table goes whose definition names none.
+pub fn create_table_sql(projection: &Projection, schema: &str) -> Vec<String> {
+    let counts = |column: &ValueColumn| column.kind.starts_at_zero();
     let mut lines: Vec<String> = wanted(projection)
         .map(|column| {
-            let mut line = format!("    {} {}", quote(column.name), column.column_type.sql_name());
+            let mut line = format!("    {} {}", quote(&column.field.name), column.field.column_type.sql_name());
+            let compared = match column.role {
+                Role::Value(value) => matches!(value.kind, ValueKind::Min | ValueKind::Max),
+                Role::Hidden => true,
+                Role::Key | Role::Free => false,
+            };
             // So that the view of a bucketed table, too, compares text as the fold does.
-            if column.column_type == ColumnType::Text && matches!(column.kind, Some(ValueKind::Min | ValueKind::Max)) {
+            if column.field.column_type == ColumnType::Text && compared {
                 line.push_str(" COLLATE pg_catalog.\"C\"");
             }
             if column.is_not_null() {
                 line.push_str(" NOT NULL");
             }
-            if column.kind.is_some_and(ValueKind::starts_at_zero) {
+            if matches!(column.role, Role::Value(value) if counts(value)) {
                 line.push_str(" DEFAULT 0");
             }
             line
@@ -73,7 +95,31 @@ pub fn create_table_sql(projection: &Projection, schema: &str) -> String {
         .collect();
     let key: Vec<String> = projection.key_columns.iter().map(|column| quote(&column.name)).collect();
     lines.push(format!("    PRIMARY KEY ({})", key.join(", ")));
-    format!("CREATE TABLE {} (\n{}\n)", qualified_name(projection, schema), lines.join(",\n"))
+    // A counter's row is written again and again: each new version of it should find room in its own page (HOT).
+    let storage = if projection.value_columns.iter().any(counts) { " WITH (fillfactor = 70)" } else { "" };
+    let table = qualified_name(projection, schema);
+    let create = format!("CREATE TABLE {table} (\n{}\n)", lines.join(",\n"));
+    let native = projection.partitioning.as_ref().filter(|partitioning| partitioning.native);
+    let Some(partitioning) = native else { return vec![create + storage] };
+    let mut statements = vec![format!("{create} PARTITION BY HASH ({})", quote(&partitioning.key))];
+    let target = &projection.target;
+    for number in 0..partitioning.partitions {
+        let name = format!("{}_p{number}", target.name());
+        statements.push(format!(
+            "CREATE TABLE {}.{} PARTITION OF {table} FOR VALUES WITH (MODULUS {}, REMAINDER {number}){storage}",
+            quote(target.schema().unwrap_or(schema)),
+            quote(&name),
+            partitioning.partitions
+        ));
+    }
+    statements
+}
+
+/// The statement that creates an index of the table; Postgres gives it a name. `table` is the table's name as SQL.
+pub fn create_index_sql(index: &Index, table: &str) -> String {
+    let direction = if index.descending { " DESC" } else { "" };
+    let columns: Vec<String> = index.columns.iter().map(|name| quote(name) + direction).collect();
+    format!("CREATE INDEX ON {table} ({})", columns.join(", "))
 }
 
 /// Why a table that exists cannot be the projection's. The text is one clause that can follow the table's name.
@@ -112,18 +158,19 @@ pub enum TableMismatch {
 /// [`TableMismatch`] for the first column that is missing or different, in the order of `fields`.
 pub fn columns_match(projection: &Projection, existing: &[(String, String, bool)]) -> Result<(), TableMismatch> {
     for column in wanted(projection) {
-        let expected = column.column_type.sql_name();
-        let Some((_, found, not_null)) = existing.iter().find(|(name, _, _)| name == column.name) else {
-            return Err(TableMismatch::Missing { column: column.name.to_owned(), expected });
+        let name = &column.field.name;
+        let expected = column.field.column_type.sql_name();
+        let Some((_, found, not_null)) = existing.iter().find(|(existing, _, _)| existing == name) else {
+            return Err(TableMismatch::Missing { column: name.clone(), expected });
         };
         if found != expected {
-            return Err(TableMismatch::Type { column: column.name.to_owned(), expected, found: found.clone() });
+            return Err(TableMismatch::Type { column: name.clone(), expected, found: found.clone() });
         }
         if column.is_not_null() && !not_null {
-            return Err(TableMismatch::Nullable(column.name.to_owned()));
+            return Err(TableMismatch::Nullable(name.clone()));
         }
         if column.must_allow_null() && *not_null {
-            return Err(TableMismatch::NotNull(column.name.to_owned()));
+            return Err(TableMismatch::NotNull(name.clone()));
         }
     }
     Ok(())
@@ -170,7 +217,7 @@ mod tests {
 
     fn projections() -> Vec<Projection> {
         let text = include_str!("../../../testdata/projections.yaml");
-        parse_document(&serde_saphyr::from_str(text).unwrap()).unwrap()
+        parse_document(&serde_saphyr::from_str(text).unwrap()).unwrap().projections
     }
 
     fn named(name: &str) -> Projection {
