@@ -1,7 +1,8 @@
 # pg_lanes: build, install, test. PG_CONFIG chooses the server (default: the newest installed one).
 #
 #   make build         the extension's library and SQL script
-#   make install       puts them where the server looks for them (root, or sudo -n); DESTDIR is honoured
+#   make install       puts them and the older versions' scripts where the server looks for them (root, or sudo -n);
+#                      DESTDIR is honoured
 #   make installcheck  golden SQL tests of the installed extension
 #   make test          installs what is missing, builds, and runs all tests
 #   make lint          formatting, clippy, shell scripts
@@ -26,6 +27,8 @@ VERSION := $(shell sed -nE "s/^default_version = '(.*)'/\1/p" $(CONTROL))
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 LIBRARY := $(TARGET)/release/libpg_lanes.so
 SCRIPT := $(TARGET)/release/pg_lanes--$(VERSION).sql
+# Earlier versions as they were, and the steps from each to the next (sql/README.md).
+OLD_SCRIPTS := $(sort $(wildcard sql/frozen/*.sql) $(wildcard sql/upgrade/*.sql))
 
 all: build
 
@@ -42,7 +45,7 @@ $(SCRIPT): $(sort $(wildcard sql/install/*.sql)) Makefile
 	  for part in $(filter %.sql,$^); do echo; cat $$part; done; } > $@
 
 install: build
-	scripts/install $(LIBRARY) $(SCRIPT) $(CONTROL)
+	scripts/install $(LIBRARY) $(CONTROL) $(SCRIPT) $(OLD_SCRIPTS)
 
 installcheck:
 	scripts/installcheck

@@ -11,3 +11,4 @@ pub mod key;
 pub mod lane;
 pub mod log;
 pub mod projection;
+pub mod shard_key;

@@ -72,6 +72,27 @@ pub(crate) fn for_message(text: &str) -> String {
     escaped
 }
 
+/// `text` in the database's encoding. Raises 22P05 for a character that it does not have.
+fn from_utf8(text: &str) -> Cow<'_, [u8]> {
+    if database_encoding() == UTF8 {
+        return Cow::Borrowed(text.as_bytes());
+    }
+    let length = i32::try_from(text.len()).expect("a Postgres value is smaller than 1 GiB");
+    // SAFETY: pointer and length describe `text`.
+    let converted =
+        without_backtrace(|| unsafe { pg_sys::pg_any_to_server(text.as_ptr().cast::<c_char>(), length, UTF8) });
+    // The same pointer says that there was nothing to convert.
+    if converted.cast_const() == text.as_ptr().cast::<c_char>() {
+        return Cow::Borrowed(text.as_bytes());
+    }
+    // SAFETY: otherwise it is a new null-terminated string in the current memory context, copied and freed here.
+    unsafe {
+        let copy = CStr::from_ptr(converted).to_bytes().to_vec();
+        pg_sys::pfree(converted.cast());
+        Cow::Owned(copy)
+    }
+}
+
 /// The bytes of a `bytea` or `text` as they are stored, without a copy where Postgres holds them plainly.
 ///
 /// # Safety
@@ -144,6 +165,33 @@ macro_rules! argument {
 
 argument!(Text, "text");
 argument!(Bytes, "bytea");
+
+/// A `text` answer: UTF-8 here, in the database's encoding once it is handed over.
+pub(crate) struct TextAnswer(pub(crate) String);
+
+impl IntoDatum for TextAnswer {
+    fn into_datum(self) -> Option<pg_sys::Datum> {
+        let bytes = from_utf8(&self.0);
+        let length = i32::try_from(bytes.len()).expect("a Postgres value is smaller than 1 GiB");
+        // SAFETY: pointer and length describe `bytes`, which are copied into the current memory context.
+        Some(unsafe { pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast::<c_char>(), length) }.into())
+    }
+
+    fn type_oid() -> pg_sys::Oid {
+        pg_sys::TEXTOID
+    }
+}
+
+// SAFETY: the datum is a text, where the function is declared to return one.
+unsafe impl BoxRet for TextAnswer {
+    unsafe fn box_into<'fcx>(self, fcinfo: &mut FcInfo<'fcx>) -> Datum<'fcx> {
+        let datum = self.into_datum().expect("a text is never null");
+        // SAFETY: as said for the impl.
+        unsafe { fcinfo.return_raw_datum(datum) }
+    }
+}
+
+pgrx::impl_sql_translatable!(TextAnswer, "text");
 
 /// A `jsonb` value, as argument or answer.
 pub(crate) struct Jsonb(pg_sys::Datum);

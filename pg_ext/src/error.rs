@@ -4,6 +4,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use lanes_core::lane::LaneError;
 use lanes_core::projection::DefinitionError;
+use lanes_core::shard_key::ShardKeyError;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReport};
 use pgrx::{PgLogLevel, PgSqlErrorCode, PgTryBuilder};
 
@@ -16,6 +17,17 @@ pub(crate) fn lane_error(error: &LaneError) -> ErrorReport {
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE
         }
         LaneError::Projection(_) => PgSqlErrorCode::ERRCODE_INVALID_NAME,
+    };
+    ErrorReport::new(code, for_message(&error.to_string()), "pg_lanes").set_hint(for_message(error.hint()))
+}
+
+/// Reports what a caller asked of sharded keys that has no answer.
+pub(crate) fn shard_key_error(error: &ShardKeyError) -> ErrorReport {
+    let code = match error {
+        ShardKeyError::Count(error) => return lane_error(error),
+        ShardKeyError::FanOut(_) | ShardKeyError::Range { .. } => PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+        ShardKeyError::Malformed(_) => PgSqlErrorCode::ERRCODE_INVALID_TEXT_REPRESENTATION,
+        ShardKeyError::TooMany(_) => PgSqlErrorCode::ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE,
     };
     ErrorReport::new(code, for_message(&error.to_string()), "pg_lanes").set_hint(for_message(error.hint()))
 }

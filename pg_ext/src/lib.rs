@@ -19,3 +19,4 @@ mod encoding;
 mod error;
 mod hashing;
 mod lane_lock;
+mod shard_key;
