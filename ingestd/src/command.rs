@@ -40,6 +40,9 @@ enum Command {
     Apply {
         /// The file.
         file: PathBuf,
+        /// Show what would be done, with the statements, and do nothing.
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Show how far the log and the lanes of the running daemon are.
     Status {
@@ -78,8 +81,8 @@ fn perform(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
             let imported = source::file::import(file, stream.as_deref(), &config.listen.to_string())?;
             println!("{} events stored, {} were already stored", imported.stored, imported.duplicates);
         }
-        Command::Apply { file } => {
-            for line in projection::apply::apply(file, &config, path)? {
+        Command::Apply { file, dry_run } => {
+            for line in projection::apply::apply(file, &config, path, *dry_run)? {
                 println!("{line}");
             }
         }

@@ -8,6 +8,7 @@
 //!   the log's horizon there.
 //! - [`dispatcher`]: one reader for all lanes.
 //! - [`worker`]: one connection, the lanes it owns, one transaction a batch.
+//! - `parking`: events that cannot be applied.
 //! - [`board`]: what the status shows of each lane.
 //!
 //! Invariants: LANE-1 to LANE-5 of `docs/INVARIANTS.md`. While Postgres is away lanes wait and go on by themselves.
@@ -15,6 +16,7 @@
 pub mod board;
 pub mod catalog;
 pub mod dispatcher;
+mod parking;
 pub mod reporter;
 pub mod session;
 pub mod worker;

@@ -64,7 +64,7 @@ const PROJECTION: Names = Names {
 const TARGET: Names = Names { known: &["table", "primary_key", "partitioning"], later: &[] };
 
 /// The parts of a projection's definition that may change in place: none of them changes the rows.
-pub const CHANGEABLE: [&str; 5] = ["type", "processing", "checkpointing", "retry", "priority"];
+pub const CHANGEABLE: [&str; 6] = ["type", "processing", "checkpointing", "retry", "priority", "indexes"];
 
 /// A document that passed the checks.
 #[derive(Debug, Clone, PartialEq)]

@@ -89,6 +89,7 @@ pub fn start(log: &Log, settings: &LaneSettings) -> Result<Lanes, ReadError> {
         readers: Readers::new(log.directory()),
         workers: settings.connections,
         batch_events: settings.batch_events,
+        concurrency: Mutex::default(),
     });
     for ordinal in 0..settings.connections {
         tasks.spawn(worker::run(Arc::clone(&shared), ordinal, projections.clone(), stopping.clone()));

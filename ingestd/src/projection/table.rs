@@ -6,6 +6,7 @@
 
 use lanes_core::projection::definition::TOTAL_VIEW_SUFFIX;
 use lanes_core::projection::{ColumnType, Expression, Field, Index, Number, Projection, ValueColumn, ValueKind};
+use serde_json::Value as Json;
 
 /// An identifier in double quotes.
 pub fn quote(identifier: &str) -> String {
@@ -177,11 +178,11 @@ pub fn columns_match(projection: &Projection, existing: &[(String, String, bool)
 }
 
 /// The arguments of `lanes.create_sum_view` for a bucketed table.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SumView {
     /// The view's name, without a schema: it goes into that of the table.
     pub view: String,
-    /// The key without the bucket.
+    /// The key without the bucket, and what follows from it.
     pub group_by: Vec<String>,
     /// Columns that are added up.
     pub sums: Vec<String>,
@@ -189,6 +190,14 @@ pub struct SumView {
     pub mins: Vec<String>,
     /// Columns of which the greatest value counts.
     pub maxs: Vec<String>,
+    /// Floors of totals, by column.
+    pub floors: Json,
+    /// Ceilings of totals, by column.
+    pub ceilings: Json,
+    /// Columns of which the last value counts, with the columns that order them.
+    pub lasts: Json,
+    /// Columns of which the first value counts, with the columns that order them.
+    pub firsts: Json,
 }
 
 /// The view that a bucketed table needs; none for other tables.
@@ -196,17 +205,38 @@ pub fn sum_view(projection: &Projection) -> Option<SumView> {
     if !projection.is_bucketed() {
         return None;
     }
+    let columns = &projection.value_columns;
     let named = |is_kind: fn(ValueKind) -> bool| {
-        let columns = projection.value_columns.iter().filter(|column| is_kind(column.kind));
-        columns.map(|column| column.name.clone()).collect()
+        let columns = columns.iter().filter(|column| is_kind(column.kind));
+        columns.map(|column| column.name.clone()).collect::<Vec<_>>()
+    };
+    let bounds = |bound: fn(&ValueColumn) -> Option<&Number>| {
+        let bound = |column: &ValueColumn| {
+            let digits = serde_json::from_str(&bound(column)?.to_text()).ok()?;
+            Some((column.name.clone(), digits))
+        };
+        Json::Object(columns.iter().filter_map(bound).collect())
+    };
+    let ordered = |kind: ValueKind| {
+        let ordered = |column: &ValueColumn| {
+            let ordering = projection.orderings.get(column.ordering.filter(|_| column.kind == kind)?)?;
+            Some((column.name.clone(), ordering.hidden().map(|field| Json::from(field.name)).collect()))
+        };
+        Json::Object(columns.iter().filter_map(ordered).collect())
     };
     let key = projection.key_columns.iter().filter(|column| column.expression != Expression::Lane);
+    let mut group_by: Vec<String> = key.map(|column| column.name.clone()).collect();
+    group_by.extend(named(|kind| kind == ValueKind::Fixed));
     Some(SumView {
         view: format!("{}{TOTAL_VIEW_SUFFIX}", projection.target.name()),
-        group_by: key.map(|column| column.name.clone()).collect(),
+        group_by,
         sums: named(ValueKind::starts_at_zero),
         mins: named(|kind| kind == ValueKind::Min),
         maxs: named(|kind| kind == ValueKind::Max),
+        floors: bounds(|column| column.total_bounds.0.as_ref()),
+        ceilings: bounds(|column| column.total_bounds.1.as_ref()),
+        lasts: ordered(ValueKind::Set),
+        firsts: ordered(ValueKind::SetOnce),
     })
 }
 
@@ -228,15 +258,15 @@ mod tests {
     fn tables_are_created_in_the_order_of_the_fields() {
         assert_eq!(
             create_table_sql(&named("airport_departures"), "public"),
-            "CREATE TABLE \"public\".\"airport_departures\" (\n    \"origin\" text NOT NULL,\n    \
+            ["CREATE TABLE \"public\".\"airport_departures\" (\n    \"origin\" text NOT NULL,\n    \
              \"lane\" integer NOT NULL,\n    \"departures\" bigint NOT NULL DEFAULT 0,\n    \
              \"cancellations\" bigint NOT NULL DEFAULT 0,\n    \"miles\" bigint NOT NULL DEFAULT 0,\n    \
-             \"longest_delay\" integer,\n    PRIMARY KEY (\"origin\", \"lane\")\n)"
+             \"longest_delay\" integer,\n    PRIMARY KEY (\"origin\", \"lane\")\n) WITH (fillfactor = 70)"]
         );
         let mut first_name = named("aircraft_last_seen");
         first_name.target.table = "other.seen".to_owned();
         first_name.value_columns[1].kind = ValueKind::Min;
-        let sql = create_table_sql(&first_name, "we\"ird");
+        let sql = create_table_sql(&first_name, "we\"ird").remove(0);
         assert!(sql.starts_with("CREATE TABLE \"other\".\"seen\" ("), "{sql}");
         assert!(sql.contains("    \"origin\" text COLLATE pg_catalog.\"C\",\n    \"dest\" text,\n"), "{sql}");
         assert!(qualified_name(&named("route_delay"), "we\"ird").starts_with("\"we\"\"ird\".\"route_delay\""));
@@ -274,6 +304,34 @@ mod tests {
     }
 
     #[test]
+    fn tables_have_hidden_columns_partitions_and_indexes() {
+        let text = include_str!("../../../testdata/projections-example.yaml");
+        let mut document: Json = serde_saphyr::from_str(text).unwrap();
+        document["projections"].as_object_mut().unwrap().remove("show_attendance_sharded");
+        document["projections"]["show_attendance"]["target"]["partitioning"]["mode"] = "postgres_native".into();
+        document["projections"]["show_attendance"]["target"]["partitioning"]["partitions"] = 2.into();
+        let read = parse_document(&document).unwrap().projections;
+        let [counts, attendance] = read.as_slice() else { panic!("{read:?}") };
+        let sql = create_table_sql(counts, "public");
+        assert!(sql[0].contains("    \"last_checkin_at__position\" bigint,\n    PRIMARY KEY"), "{sql:?}");
+        assert_eq!(
+            create_index_sql(&counts.indexes[1], "t"),
+            "CREATE INDEX ON t (\"venue_id\" DESC, \"last_checkin_at\" DESC)"
+        );
+        let view = sum_view(counts).unwrap();
+        assert_eq!(view.floors, serde_json::json!({"checkin_count": 0}));
+        let ordered_by = serde_json::json!(["last_checkin_at__position"]);
+        assert_eq!(view.lasts, serde_json::json!({"venue_id": ordered_by, "last_checkin_at": ordered_by}));
+        let sql = create_table_sql(attendance, "public");
+        assert!(sql[0].ends_with("PRIMARY KEY (\"show_id\")\n) PARTITION BY HASH (\"show_id\")"), "{sql:?}");
+        assert_eq!(
+            sql[2],
+            "CREATE TABLE \"public\".\"show_attendance_p1\" PARTITION OF \"public\".\"show_attendance\" \
+             FOR VALUES WITH (MODULUS 2, REMAINDER 1) WITH (fillfactor = 70)"
+        );
+    }
+
+    #[test]
     fn a_bucketed_table_has_a_view() {
         let strings = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         let view = sum_view(&named("airport_departures")).unwrap();
@@ -281,6 +339,7 @@ mod tests {
         assert_eq!(view.group_by, strings(&["origin"]));
         assert_eq!(view.sums, strings(&["departures", "cancellations", "miles"]));
         assert_eq!((view.mins, view.maxs), (vec![], strings(&["longest_delay"])));
+        assert_eq!((view.floors, view.lasts), (serde_json::json!({}), serde_json::json!({})));
         assert_eq!(sum_view(&named("route_delay")), None);
         assert_eq!(sum_view(&named("aircraft_last_seen")), None);
     }

@@ -27,7 +27,7 @@ use uuid::Uuid;
 use super::table::quote;
 
 /// The values of one column, one per row. NUMERIC, JSONB and TEXT[] go as text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Parameter {
     /// For `text[]`.
     Text(Vec<Option<String>>),
@@ -99,7 +99,7 @@ impl Parameter {
 }
 
 /// A statement and its parameters, `$1` first.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Statement {
     /// The text.
     pub sql: String,
@@ -534,12 +534,7 @@ fn wins_sql(ordering: &Ordering, fields: &[Field], sent: &[String]) -> Option<St
     let list = |values: Vec<String>| format!("({})", values.join(", "));
     let sent = fields.iter().zip(sent).map(|(field, sent)| comparable(sent.clone(), field.column_type));
     let stored = fields.iter().map(|field| comparable(format!("t.{}", quote(&field.name)), field.column_type));
-    Some(format!(
-        "t.{} IS NULL OR {} >= {}",
-        quote(&first.name),
-        list(sent.collect()),
-        list(stored.collect())
-    ))
+    Some(format!("t.{} IS NULL OR {} >= {}", quote(&first.name), list(sent.collect()), list(stored.collect())))
 }
 
 #[cfg(test)]
