@@ -1,4 +1,4 @@
-//! The command line: `run`, `import`, `apply`, `status`.
+//! The command line: `run`, `import`, `apply`, `dead-letters`, `status`.
 //!
 //! Exit codes: 0 done; 1 it could not be done, with one line on standard error; 2 the command line is not understood;
 //! 70 a fault of the program.
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::{admin, daemon, projection, source};
 
 /// A durable log beside Postgres that keeps projections up to date.
@@ -43,6 +43,11 @@ enum Command {
         /// Show what would be done, with the statements, and do nothing.
         #[arg(long)]
         dry_run: bool,
+    },
+    /// The events that could not be applied, and those that wait behind them.
+    DeadLetters {
+        #[command(subcommand)]
+        action: admin::dead_letters::Action,
     },
     /// Show how far the log and the lanes of the running daemon are.
     Status {
@@ -85,6 +90,11 @@ fn perform(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
             for line in projection::apply::apply(file, &config, path, *dry_run)? {
                 println!("{line}");
             }
+        }
+        Command::DeadLetters { action } => {
+            let postgres =
+                config.postgres.as_deref().ok_or_else(|| ConfigError::Absent(path.to_owned(), "postgres"))?;
+            print!("{}", admin::dead_letters::perform(action, &daemon::postgres_config(postgres)?)?);
         }
         Command::Status { json } => {
             let answer = admin::status::fetch(&config.listen.to_string())?;
