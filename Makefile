@@ -1,16 +1,19 @@
-# pg_lanes: build, install, test. PG_CONFIG chooses the server (default: the newest installed one).
+# pg_lanes: build, install, demo, test. PG_CONFIG chooses the server (default: the newest installed one).
 #
 #   make build         the extension's library and SQL script
 #   make install       puts them and the older versions' scripts where the server looks for them (root, or sudo -n);
 #                      DESTDIR is honoured
 #   make installcheck  golden SQL tests of the installed extension
 #   make test          installs what is missing, builds, and runs all tests
+#   make demo          installs what is missing, builds, and shows a week of flights in three projections
+#   make demo-stop     ends the demo and keeps its data
+#   make demo-clean    removes the demo
 #   make lint          formatting, clippy, shell scripts
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test lint setup
+.PHONY: all build install installcheck test demo demo-stop demo-clean lint setup
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -50,12 +53,25 @@ install: build
 installcheck:
 	scripts/installcheck
 
-# The end-to-end tests come last, so that the run ends with cargo's own closing lines.
+demo: setup
+	cargo build --release -p ingestd
+	$(MAKE) --no-print-directory install
+	scripts/demo start
+
+demo-stop:
+	scripts/demo stop
+
+demo-clean:
+	scripts/demo clean
+
+# The end-to-end tests come last, so that the run ends with cargo's own closing lines. The demo's test runs the program
+# that cargo builds for the tests, to save a release build.
 test: setup
+	scripts/demo sweep
 	scripts/cluster sweep
 	$(MAKE) --no-print-directory install
 	$(MAKE) --no-print-directory installcheck
-	cargo test --workspace --exclude pg_lanes
+	INGESTD=$(abspath $(TARGET))/debug/ingestd cargo test --workspace --exclude pg_lanes
 
 lint:
 	cargo fmt --all --check

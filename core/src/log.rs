@@ -5,3 +5,4 @@ pub mod assignment;
 pub mod blocks;
 pub mod interval;
 pub mod recovery;
+pub mod retention;

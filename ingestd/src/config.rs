@@ -1,7 +1,7 @@
-//! Settings: one TOML file, checked before anything starts.
+//! Settings: one TOML file, environment variables over it, flags over these; checked before anything starts.
 //!
-//! An unknown key and a value out of range are refused with their line. Every setting has its default and its unit in
-//! its description here and in `docs/SETTINGS.md`.
+//! An unknown key and a value out of range are refused with their line, or with the variable or flag that holds them.
+//! Every setting has its default and its unit in its description here and in `docs/SETTINGS.md`.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,8 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, de};
 
 use crate::log::LogSettings;
+use crate::log::retention::RetentionSettings;
+use crate::log::writer::CommitLimits;
 
 /// A whole number between `MINIMUM` and `MAXIMUM`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +70,20 @@ pub struct Config {
     pub max_streams: Within<1, 100_000_000>,
     /// The most events of one Postgres transaction of a lane. 1 to 100000, default 10000.
     pub lane_batch_size: Within<1, 100_000>,
+    /// Free bytes on the log's disk below which nothing is stored any more, so that deletes and checkpoints stay
+    /// possible. 0 to 1099511627776, default 67108864. Live.
+    pub disk_reserve_bytes: Within<0, 1_099_511_627_776>,
+    /// Days after which events are deleted from the log. 1 to 3650, default 30. Live.
+    pub retention_days: Within<1, 3650>,
+    /// Bytes of all store shards above which the oldest events are deleted. 0 = no limit, default 0. Live.
+    pub retention_max_bytes: Within<0, { i64::MAX as u64 }>,
+    /// Time between two rounds of retention, in seconds. 1 to 86400, default 600. Live.
+    pub retention_interval_s: Within<1, 86_400>,
+    /// The most rows that retention deletes in one transaction. 100 to 100000, default 10000. Live.
+    pub retention_delete_rows: Within<100, 100_000>,
+    /// How long events stay after all projections have applied them, for a failover of Postgres to an older copy, in
+    /// seconds. 0 to 604800, default 3600. Live.
+    pub keep_applied_s: Within<0, 604_800>,
 }
 
 impl Default for Config {
@@ -86,6 +102,12 @@ impl Default for Config {
             max_in_flight_bytes: Within::default(256 << 20),
             max_streams: Within::default(1_000_000),
             lane_batch_size: Within::default(10_000),
+            disk_reserve_bytes: Within::default(64 << 20),
+            retention_days: Within::default(30),
+            retention_max_bytes: Within::default(0),
+            retention_interval_s: Within::default(600),
+            retention_delete_rows: Within::default(10_000),
+            keep_applied_s: Within::default(3600),
         }
     }
 }
@@ -99,21 +121,89 @@ pub enum ConfigError {
     /// The file says something that is not a setting.
     #[error("settings file {0}: {1}")]
     Parse(PathBuf, String),
+    /// An environment variable or a flag says something that is not a setting.
+    #[error("{0}: {1}")]
+    Overlay(String, String),
     /// A setting that this command needs is absent.
     #[error("settings file {0}: {1} is not set")]
     Absent(PathBuf, &'static str),
 }
 
-impl Config {
-    /// Reads and checks the settings file.
+/// The prefix of the environment variables that are settings: `INGESTD_MAX_BATCH_SIZE`.
+pub const ENVIRONMENT_PREFIX: &str = "INGESTD_";
+
+/// The environment variable that is no setting: what is logged.
+pub const LOG_VARIABLE: &str = "INGESTD_LOG";
+
+/// Where settings come from.
+#[derive(Debug, Clone, Default)]
+pub struct Sources {
+    /// The file; an absent default file counts as empty.
+    pub file: PathBuf,
+    /// Whether the file was named, and so must exist.
+    pub file_was_named: bool,
+    /// `NAME=VALUE` of the flags `--set`.
+    pub flags: Vec<String>,
+}
+
+/// A setting that is not in the file.
+struct Overlay {
+    /// What to name in an error.
+    origin: String,
+    name: String,
+    value: String,
+}
+
+impl Sources {
+    /// Reads and checks all sources.
     ///
     /// # Errors
     /// [`ConfigError`].
-    pub fn read(path: &Path) -> Result<Config, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|error| ConfigError::Read(path.to_owned(), error))?;
-        Config::parse(&text).map_err(|reason| ConfigError::Parse(path.to_owned(), reason))
+    pub fn read(&self) -> Result<Config, ConfigError> {
+        let text = match std::fs::read_to_string(&self.file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && !self.file_was_named => String::new(),
+            Err(error) => return Err(ConfigError::Read(self.file.clone(), error)),
+        };
+        let mut config = Config::parse(&text).map_err(|reason| ConfigError::Parse(self.file.clone(), reason))?;
+        let mut table: toml::Table =
+            text.parse().map_err(|error: toml::de::Error| ConfigError::Parse(self.file.clone(), error.to_string()))?;
+        for Overlay { origin, name, value } in self.overlays()? {
+            // A number or a boolean as TOML reads it, anything else as text.
+            let value = match format!("value = {value}").parse::<toml::Table>() {
+                Ok(mut parsed) => parsed.remove("value").unwrap_or(toml::Value::String(value)),
+                Err(_) => toml::Value::String(value),
+            };
+            table.insert(name, value);
+            let checked = Config::deserialize(table.clone()).map_err(|error| error.message().replace('\n', ", "));
+            config = checked.and_then(Config::checked).map_err(|reason| ConfigError::Overlay(origin, reason))?;
+        }
+        Ok(config)
     }
 
+    fn overlays(&self) -> Result<Vec<Overlay>, ConfigError> {
+        let mut overlays = Vec::new();
+        for (variable, value) in std::env::vars() {
+            let name = variable.strip_prefix(ENVIRONMENT_PREFIX).filter(|_| variable != LOG_VARIABLE);
+            if let Some(name) = name.map(str::to_ascii_lowercase) {
+                overlays.push(Overlay { origin: format!("environment variable {variable}"), name, value });
+            }
+        }
+        for flag in &self.flags {
+            let Some((name, value)) = flag.split_once('=') else {
+                return Err(ConfigError::Overlay(format!("flag --set {flag}"), "must be NAME=VALUE".to_owned()));
+            };
+            let origin = format!("flag --set {name}");
+            overlays.push(Overlay { origin, name: name.trim().to_owned(), value: value.trim().to_owned() });
+        }
+        Ok(overlays)
+    }
+}
+
+/// A setting's name, its value as text, and whether a change takes effect while the daemon runs.
+pub type Described = (&'static str, String, bool);
+
+impl Config {
     fn parse(text: &str) -> Result<Config, String> {
         let config: Config = toml::from_str(text).map_err(|error: toml::de::Error| {
             let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
@@ -123,15 +213,83 @@ impl Config {
                 None => error.message().replace('\n', ", "),
             }
         })?;
-        let (event, request) = (config.max_event_bytes.get(), config.max_request_bytes.get());
+        config.checked()
+    }
+
+    /// Settings that exclude each other are refused.
+    fn checked(self) -> Result<Config, String> {
+        let (event, request) = (self.max_event_bytes.get(), self.max_request_bytes.get());
         if event > request {
             return Err(format!("max_event_bytes ({event}) must not be above max_request_bytes ({request})"));
         }
-        let in_flight = config.max_in_flight_bytes.get();
+        let in_flight = self.max_in_flight_bytes.get();
         if request > in_flight {
             return Err(format!("max_request_bytes ({request}) must not be above max_in_flight_bytes ({in_flight})"));
         }
-        Ok(config)
+        Ok(self)
+    }
+
+    /// All settings. The connection string is not shown, because it may hold a password.
+    pub fn describe(&self) -> Vec<Described> {
+        let text = |path: &Option<PathBuf>| path.as_ref().map_or_else(String::new, |path| path.display().to_string());
+        vec![
+            ("data_directory", text(&self.data_directory), false),
+            ("listen", self.listen.to_string(), false),
+            ("postgres", format!("{} bytes, hidden", self.postgres.as_ref().map_or(0, String::len)), false),
+            ("postgres_connections", self.postgres_connections.get().to_string(), false),
+            ("drain_threads", self.drain_threads.get().to_string(), false),
+            ("storage_shards", self.storage_shards.get().to_string(), false),
+            ("max_batch_size", self.max_batch_size.get().to_string(), true),
+            ("max_batch_latency_ms", self.max_batch_latency_ms.get().to_string(), true),
+            ("max_event_bytes", self.max_event_bytes.get().to_string(), false),
+            ("max_request_bytes", self.max_request_bytes.get().to_string(), false),
+            ("max_in_flight_bytes", self.max_in_flight_bytes.get().to_string(), false),
+            ("max_streams", self.max_streams.get().to_string(), false),
+            ("lane_batch_size", self.lane_batch_size.get().to_string(), false),
+            ("disk_reserve_bytes", self.disk_reserve_bytes.get().to_string(), true),
+            ("retention_days", self.retention_days.get().to_string(), true),
+            ("retention_max_bytes", self.retention_max_bytes.get().to_string(), true),
+            ("retention_interval_s", self.retention_interval_s.get().to_string(), true),
+            ("retention_delete_rows", self.retention_delete_rows.get().to_string(), true),
+            ("keep_applied_s", self.keep_applied_s.get().to_string(), true),
+        ]
+    }
+
+    /// Takes over the settings that may change while the daemon runs.
+    pub fn take_live(&mut self, new: &Config) {
+        self.max_batch_size = new.max_batch_size;
+        self.max_batch_latency_ms = new.max_batch_latency_ms;
+        self.disk_reserve_bytes = new.disk_reserve_bytes;
+        self.retention_days = new.retention_days;
+        self.retention_max_bytes = new.retention_max_bytes;
+        self.retention_interval_s = new.retention_interval_s;
+        self.retention_delete_rows = new.retention_delete_rows;
+        self.keep_applied_s = new.keep_applied_s;
+    }
+
+    /// When writers commit. Live.
+    pub fn commit_limits(&self) -> CommitLimits {
+        CommitLimits {
+            events: self.max_batch_size.get() as usize,
+            latency: Duration::from_millis(self.max_batch_latency_ms.get()),
+            disk_reserve_bytes: self.disk_reserve_bytes.get(),
+        }
+    }
+
+    /// What retention deletes. Live.
+    pub fn retention(&self) -> RetentionSettings {
+        let maximum = self.retention_max_bytes.get();
+        RetentionSettings {
+            age: Duration::from_secs(self.retention_days.get() * 24 * 3600),
+            maximum_bytes: (maximum > 0).then_some(maximum),
+            interval: Duration::from_secs(self.retention_interval_s.get()),
+            delete_rows: self.retention_delete_rows.get(),
+        }
+    }
+
+    /// How long events stay after they were applied. Live.
+    pub fn keep_applied(&self) -> Duration {
+        Duration::from_secs(self.keep_applied_s.get())
     }
 
     /// The settings of the log.
@@ -146,9 +304,9 @@ impl Config {
                 .ok_or_else(|| ConfigError::Absent(path.to_owned(), "data_directory"))?,
             drain_threads: self.drain_threads.get() as u32,
             storage_shards: self.storage_shards.get() as u32,
-            max_batch_size: self.max_batch_size.get() as usize,
-            max_batch_latency: Duration::from_millis(self.max_batch_latency_ms.get()),
+            limits: self.commit_limits(),
             max_streams: self.max_streams.get() as usize,
+            accept_loss: false,
         })
     }
 }
@@ -170,12 +328,43 @@ mod tests {
         let docs = include_str!("../../docs/SETTINGS.md");
         let source = include_str!("config.rs");
         let fields = source.split("pub struct Config {").nth(1).unwrap().split("\n}").next().unwrap();
-        let mut seen = 0;
-        for name in fields.lines().filter_map(|line| line.trim().strip_prefix("pub ")?.split(':').next()) {
-            assert!(docs.contains(&format!("| `{name}` |")), "docs/SETTINGS.md does not describe {name}");
-            seen += 1;
+        let described = Config::parse("").unwrap().describe();
+        let names: Vec<&str> =
+            fields.lines().filter_map(|line| line.trim().strip_prefix("pub ")?.split(':').next()).collect();
+        assert_eq!(names, described.iter().map(|(name, _, _)| *name).collect::<Vec<_>>());
+        for (name, value, live) in described {
+            let row = docs.lines().find(|line| line.starts_with(&format!("| `{name}` |"))).expect(name);
+            assert_eq!(row.contains("| live |"), live, "{row}");
+            let has_default = value.parse::<u64>().is_err() || row.contains(&format!("| {value} |"));
+            assert!(has_default, "the default of {name} is {value}: {row}");
         }
-        assert!(seen >= 13);
+    }
+
+    #[test]
+    fn flags_go_over_the_file_and_faults_name_the_flag() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("ingestd.toml");
+        std::fs::write(&file, "max_batch_size = 500\nstorage_shards = 3").unwrap();
+        let sources = |flags: &[&str]| Sources {
+            file: file.clone(),
+            file_was_named: true,
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+        };
+        let config = sources(&["max_batch_size=700", "listen=127.0.0.1:9", "data_directory=/x y"]).read().unwrap();
+        assert_eq!((config.max_batch_size.get(), config.storage_shards.get()), (700, 3));
+        assert_eq!((config.listen.port(), config.data_directory), (9, Some(PathBuf::from("/x y"))));
+        for (flag, reason) in [
+            ("max_batch_size=7", "flag --set max_batch_size: 7 is out of range"),
+            ("max_batch=7", "flag --set max_batch: unknown field"),
+            ("listen", "flag --set listen: must be NAME=VALUE"),
+            ("max_request_bytes=2048", "flag --set max_request_bytes: max_event_bytes (1048576) must not be above"),
+        ] {
+            let error = sources(&[flag]).read().unwrap_err().to_string();
+            assert!(error.starts_with(reason), "{error}");
+        }
+        let absent = Sources { file: directory.path().join("none"), file_was_named: false, flags: Vec::new() };
+        assert!(absent.read().is_ok());
+        assert!(Sources { file_was_named: true, ..absent }.read().is_err());
     }
 
     #[test]

@@ -10,12 +10,14 @@
 //! - [`worker`]: one connection, the lanes it owns, one transaction a batch.
 //! - `parking`: events that cannot be applied.
 //! - [`board`]: what the status shows of each lane.
+//! - [`hold`]: what retention must leave for them.
 //!
 //! Invariants: LANE-1 to LANE-5 of `docs/INVARIANTS.md`. While Postgres is away lanes wait and go on by themselves.
 
 pub mod board;
 pub mod catalog;
 pub mod dispatcher;
+pub mod hold;
 mod parking;
 pub mod reporter;
 pub mod session;

@@ -12,11 +12,17 @@
 pub mod channel;
 pub mod directory;
 pub mod drain;
+pub mod expire;
 pub mod horizon;
+pub mod keeper;
+pub mod own;
 pub mod reader;
 pub mod recovery;
+pub mod retention;
 pub mod shard;
 pub mod stream;
+pub mod verify;
+pub mod watermark;
 pub mod writer;
 
 mod open;

@@ -1,55 +1,18 @@
 //! The log on real files: what is acknowledged is there after a restart, in order, once; and where it is cut.
 
+mod support;
+
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
 
 use ingestd::log::directory::shard_path;
-use ingestd::log::drain::{Ack, Answer, Refusal, Request, Source};
-use ingestd::log::reader::{LogReader, ReadError, StoredEvent};
-use ingestd::log::{Log, LogSettings, open};
-use lanes_core::event::Event;
+use ingestd::log::drain::{Ack, Refusal};
+use ingestd::log::reader::{LogReader, ReadError};
+use ingestd::log::shard::{Receipt, ReceiptKind};
+use ingestd::log::verify::verify;
+use ingestd::log::{LogSettings, open, watermark};
 use rusqlite::Connection;
-use tokio::sync::{Semaphore, oneshot};
 
-fn settings(directory: &Path, drains: u32, shards: u32) -> LogSettings {
-    LogSettings {
-        data_directory: directory.to_owned(),
-        drain_threads: drains,
-        storage_shards: shards,
-        max_batch_size: 10_000,
-        max_batch_latency: Duration::from_millis(100),
-        max_streams: 1000,
-    }
-}
-
-fn event(key: &str, number: u64) -> Event {
-    Event { event_type: "T".into(), key: key.into(), ts: number as i64, payload: format!("{{\"n\": {number}}}") }
-}
-
-/// Sends `count` events of `producer` from `first` on; does not wait.
-async fn send(log: &Log, producer: &str, first: u64, count: u64) -> oneshot::Receiver<Answer> {
-    let (stream, name) = log.registry().producer(producer).unwrap();
-    let (answer, reply) = oneshot::channel();
-    let memory = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-    let events = (first..first + count).map(|number| event(producer, number)).collect();
-    let source = Source::Producer { stream, name, first_sequence: first };
-    log.submit(Request { source, events, answer, memory }).await.unwrap();
-    reply
-}
-
-async fn store(log: &Log, producer: &str, first: u64, count: u64) -> Answer {
-    send(log, producer, first, count).await.await.unwrap()
-}
-
-fn read_all(directory: &Path, horizon: u64) -> Vec<StoredEvent> {
-    LogReader::open(directory).unwrap().read(0, horizon, u64::MAX, usize::MAX).unwrap()
-}
-
-/// Numbers of a producer's events, in position order.
-fn numbers(events: &[StoredEvent], producer: &str) -> Vec<i64> {
-    events.iter().filter(|stored| stored.event.key == producer).map(|stored| stored.event.ts).collect()
-}
+use support::{numbers, read_all, send, send_in_epoch, set_watermark, settings, store};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_acknowledged_is_read_in_order_once_after_a_restart_with_any_shard_count() {
@@ -146,12 +109,17 @@ async fn the_log_is_cut_at_the_first_missing_position_in_every_shard() {
     shard_1.execute_batch("UPDATE log SET horizon = 10").unwrap();
     drop(shard_1);
 
-    // The receipt of 6 to 10 of `even` still stands; make it what the rows say, so that only the cut is tested here.
+    // The receipt of 1 to 10 of `even` still stands; make it what the rows say, so that only the cut is tested here.
     let shard_0 = Connection::open(shard_path(directory.path(), 0)).unwrap();
-    let crc = ingestd::log::shard::receipt_crc(1024, 6, 7);
-    shard_0.execute("UPDATE receipt SET last_sequence = 7, crc = ?1 WHERE first_sequence = 6", [crc]).unwrap();
+    shard_0.execute("DELETE FROM receipt WHERE first_sequence = 1", []).unwrap();
+    let kind = ReceiptKind::Stored;
+    Receipt { stream: 1024, first_sequence: 1, last_sequence: 7, kind }.insert(&shard_0).unwrap();
     drop(shard_0);
 
+    set_watermark(directory.path(), |watermark| {
+        watermark.horizon = 5;
+        watermark.commit_numbers = vec![1, 1];
+    });
     let log = open(&settings(directory.path(), 2, 2)).unwrap();
     assert_eq!(log.horizon().position(), 12);
     assert_eq!(contents(directory.path(), 0).0, [1, 2, 3, 4, 5, 11, 12]);
@@ -159,7 +127,7 @@ async fn the_log_is_cut_at_the_first_missing_position_in_every_shard() {
     let receipts = |name: &str, ranges: &[(u64, u64)]| {
         ranges.iter().map(|(first, last)| (name.to_owned(), *first, *last)).collect::<Vec<_>>()
     };
-    assert_eq!(contents(directory.path(), 0).1, receipts("even", &[(1, 5), (6, 7)]));
+    assert_eq!(contents(directory.path(), 0).1, receipts("even", &[(1, 7)]));
     assert_eq!(contents(directory.path(), 1).1, receipts("odd", &[(1, 5)]));
     assert_eq!(store(&log, "odd", 6, 5).await, Ok(Ack { stored: 5, duplicates: 0, next_sequence: 11 }));
     assert_eq!(store(&log, "even", 6, 5).await, Ok(Ack { stored: 3, duplicates: 2, next_sequence: 11 }));
@@ -186,6 +154,10 @@ async fn a_receipt_that_crosses_the_cut_is_trimmed() {
     drop(shard_1);
     Connection::open(shard_path(directory.path(), 0)).unwrap().execute_batch("UPDATE log SET horizon = 0").unwrap();
 
+    set_watermark(directory.path(), |watermark| {
+        watermark.horizon = 0;
+        watermark.commit_numbers = vec![0, 0];
+    });
     let log = open(&settings(directory.path(), 1, 2)).unwrap();
     assert_eq!(log.horizon().position(), 256);
     let (positions, receipts) = contents(directory.path(), 0);
@@ -209,7 +181,7 @@ async fn a_damaged_log_is_refused_or_stops_its_reader_and_is_never_read_short() 
 
     shard(0).execute_batch("UPDATE event SET payload = '{\"n\": 7}' WHERE position = 9").unwrap();
     assert!(matches!(reader.read(0, 900, u64::MAX, usize::MAX), Err(ReadError::Checksum(9))));
-    assert_eq!(reader.read(0, 900, 8, usize::MAX).unwrap().len(), 8);
+    assert_eq!(reader.read(0, 900, 8, usize::MAX).unwrap().events.len(), 8);
     shard(0).execute_batch("DELETE FROM event WHERE position = 9").unwrap();
     assert!(matches!(reader.read(0, 900, u64::MAX, usize::MAX), Err(ReadError::Missing(9))));
     drop(reader);
@@ -219,11 +191,135 @@ async fn a_damaged_log_is_refused_or_stops_its_reader_and_is_never_read_short() 
     assert!(receipts.len() >= 2, "{receipts:?}");
     shard(1).execute("DELETE FROM receipt WHERE first_sequence = ?1", [receipts[0].1]).unwrap();
     let error = open(&settings(path, 1, 2)).unwrap_err().to_string();
-    assert!(error.contains("of stream \"p\" the events 257 to"), "{error}");
+    assert!(error.contains("of stream \"p\" the events 257 to") && error.contains("--accept-loss"), "{error}");
 
     std::fs::rename(shard_path(path, 0), path.join("elsewhere.db")).unwrap();
     let error = open(&settings(path, 1, 2)).unwrap_err().to_string();
     assert!(error.contains("shard-0000.db is missing"), "{error}");
+    assert!(!shard_path(path, 0).exists(), "a refused start makes no new file in its place");
+}
+
+/// The four ways in which stored events disappear, each named, refused, and given up when an operator says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_commits_are_named_and_given_up_only_when_told() {
+    type Damage = fn(&Path);
+    let cases: [(&str, &str, Damage); 4] = [
+        ("a missing shard", "shard-0001.db is missing", |path| {
+            for suffix in ["", "-wal", "-shm"] {
+                let _ = std::fs::remove_file(path.join(format!("shard-0001.db{suffix}")));
+            }
+        }),
+        ("an older copy of a shard", "shard-0001.db has lost its commits 2 to 3", |path| {
+            std::fs::copy(path.join("copy"), path.join("shard-0001.db")).unwrap();
+        }),
+        ("a missing watermark and lost rows", "the file watermark is missing", |path| {
+            std::fs::remove_file(path.join(watermark::FILE_NAME)).unwrap();
+            std::fs::copy(path.join("copy"), path.join("shard-0001.db")).unwrap();
+        }),
+        ("a damaged watermark and lost rows", "the file watermark is damaged", |path| {
+            std::fs::write(path.join(watermark::FILE_NAME), "x").unwrap();
+            std::fs::copy(path.join("copy"), path.join("shard-0001.db")).unwrap();
+        }),
+    ];
+    for (what, reason, damage) in cases {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let log = open(&settings(path, 2, 2)).unwrap();
+        // Streams 1024 and 1025: `even` is in shard 0, `odd` in shard 1. Positions 1-5, 6-10.
+        store(&log, "even", 1, 5).await.unwrap();
+        store(&log, "odd", 1, 5).await.unwrap();
+        log.close().unwrap();
+        std::fs::copy(shard_path(path, 1), path.join("copy")).unwrap();
+        let log = open(&settings(path, 2, 2)).unwrap();
+        // Positions 11-15 even, 16-20 odd, 21-25 even, 26-30 odd, 31-35 even.
+        for (producer, first) in [("even", 6), ("odd", 6), ("even", 11), ("odd", 11), ("even", 16)] {
+            store(&log, producer, first, 5).await.unwrap();
+        }
+        log.close().unwrap();
+        damage(path);
+
+        let error = open(&settings(path, 2, 2)).unwrap_err().to_string();
+        assert!(error.contains(reason) && error.contains("--accept-loss"), "{what}: {error}");
+        let whole_shard = what == "a missing shard";
+        let missing =
+            if whole_shard { "15 positions are missing: 6 to 10, 16 to 20, 26 to 30" } else { "10 positions" };
+        assert!(error.contains(missing), "{what}: {error}");
+
+        let log = open(&LogSettings { accept_loss: true, ..settings(path, 2, 2) }).unwrap();
+        assert_eq!(log.horizon().position(), 35, "{what}");
+        // `even` goes on; `odd` is known up to what is left of it.
+        let left = if whole_shard { 0 } else { 5 };
+        assert_eq!(store(&log, "even", 21, 1).await, Ok(Ack { stored: 1, duplicates: 0, next_sequence: 22 }), "{what}");
+        assert_eq!(store(&log, "odd", 16, 1).await, Err(Refusal::Gap { expected: left + 1, given: 16 }), "{what}");
+        log.close().unwrap();
+        let events = read_all(path, 36);
+        assert_eq!(numbers(&events, "even"), (1..=21).collect::<Vec<_>>(), "{what}");
+        assert_eq!(numbers(&events, "odd"), (1..=left as i64).collect::<Vec<_>>(), "{what}");
+        let told: Vec<_> = events.iter().filter(|stored| stored.event.event_type == "ingestd.loss").collect();
+        assert_eq!(told.len(), 1, "{what}");
+        let first = if whole_shard { 6 } else { 16 };
+        let payload: serde_json::Value = serde_json::from_str(&told[0].event.payload).unwrap();
+        let expected = serde_json::json!({
+            "first_position": first, "last_position": 30, "count": if whole_shard { 15 } else { 10 },
+        });
+        assert_eq!((told[0].position, payload), (first, expected), "{what}");
+        // Once given up, it is no more asked for.
+        open(&settings(path, 2, 2)).unwrap().close().unwrap();
+    }
+}
+
+/// A hole in the numbers of a stream whose later numbers are there: the stream goes on after it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_goes_on_after_a_hole_that_was_given_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    // One drain, two shards: 1-256 in shard 0, 257-512 in shard 1, 513-600 in shard 0.
+    let log = open(&settings(path, 1, 2)).unwrap();
+    store(&log, "p", 1, 600).await.unwrap();
+    log.close().unwrap();
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(path.join(format!("shard-0001.db{suffix}")));
+    }
+    let error = open(&settings(path, 1, 2)).unwrap_err().to_string();
+    assert!(error.contains("of stream \"p\" the events 257 to 512 are missing"), "{error}");
+    assert!(error.contains("256 positions are missing: 257 to 512"), "{error}");
+    let log = open(&LogSettings { accept_loss: true, ..settings(path, 1, 2) }).unwrap();
+    assert_eq!(store(&log, "p", 601, 1).await, Ok(Ack { stored: 1, duplicates: 0, next_sequence: 602 }));
+    assert_eq!(store(&log, "p", 300, 2).await, Ok(Ack { stored: 0, duplicates: 2, next_sequence: 602 }));
+    log.close().unwrap();
+    let expected: Vec<i64> = (1..=256).chain(513..=601).collect();
+    assert_eq!(numbers(&read_all(path, 601), "p"), expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_higher_epoch_begins_at_one_and_closes_the_lower_ones_for_ever() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut horizon = 0;
+    for (round, drains) in [(0, 2), (1, 3), (2, 1)] {
+        let log = open(&settings(directory.path(), drains, drains)).unwrap();
+        if round > 0 {
+            let state = log.producer("p").await.unwrap().unwrap();
+            assert_eq!((state.epoch, state.next_sequence), (2 * round, 8), "it is known after a restart");
+        }
+        let store = async |epoch, first, count| send_in_epoch(&log, "p", epoch, first, count).await.await.unwrap();
+        let (lower, higher) = (2 * round + 1, 2 * round + 2);
+        assert_eq!(store(lower, 2, 1).await, Err(Refusal::Gap { expected: 1, given: 2 }));
+        assert_eq!(store(lower, 1, 3).await, Ok(Ack { stored: 3, duplicates: 0, next_sequence: 4 }));
+        assert_eq!(store(lower, 2, 3).await, Ok(Ack { stored: 1, duplicates: 2, next_sequence: 5 }));
+        assert_eq!(store(higher, 1, 7).await, Ok(Ack { stored: 7, duplicates: 0, next_sequence: 8 }));
+        for epoch in 0..higher {
+            assert_eq!(store(epoch, 1, 1).await, Err(Refusal::Epoch { current: higher, given: epoch }));
+        }
+        let state = log.producer("p").await.unwrap().unwrap();
+        assert_eq!((state.epoch, state.next_sequence), (higher, 8));
+        let unknown = log.producer("q").await.unwrap().unwrap();
+        assert_eq!((unknown.epoch, unknown.next_sequence), (0, 1));
+        horizon += 11;
+        assert_eq!(log.horizon().position(), horizon);
+        log.close().unwrap();
+    }
+    let expected: Vec<i64> = [1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 7].repeat(3);
+    assert_eq!(numbers(&read_all(directory.path(), horizon), "p"), expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -233,9 +329,65 @@ async fn reading_is_bounded_by_events_and_by_bytes() {
     store(&log, "p", 1, 100).await.unwrap();
     log.close().unwrap();
     let reader = LogReader::open(directory.path()).unwrap();
-    assert_eq!(reader.read(0, 100, 30, usize::MAX).unwrap().len(), 30);
-    assert_eq!(reader.read(90, 100, 30, usize::MAX).unwrap().len(), 10);
-    assert_eq!(reader.read(90, 95, 30, usize::MAX).unwrap().len(), 5);
-    assert_eq!(reader.read(0, 100, 30, 1).unwrap().len(), 1);
-    assert_eq!(reader.read(100, 100, 30, 1).unwrap().len(), 0);
+    let count = |after, horizon, bytes| reader.read(after, horizon, 30, bytes).unwrap().events.len();
+    assert_eq!(count(0, 100, usize::MAX), 30);
+    assert_eq!(count(90, 100, usize::MAX), 10);
+    assert_eq!(count(90, 95, usize::MAX), 5);
+    assert_eq!(count(0, 100, 1), 1);
+    assert_eq!(count(100, 100, 1), 0);
+}
+
+/// Every kind of damage to a log at rest is found by `verify`, and told apart.
+#[tokio::test(flavor = "multi_thread")]
+async fn verify_finds_every_kind_of_damage() {
+    type Damage = fn(&Connection);
+    let cases: [(&str, Damage); 9] = [
+        ("position 3 does not match its checksum", |shard| {
+            shard.execute_batch("UPDATE event SET key = 'q' WHERE position = 3").unwrap();
+        }),
+        ("positions 3 to 3 are missing (LOG-1)", |shard| {
+            shard.execute_batch("DELETE FROM event WHERE position = 3").unwrap();
+        }),
+        ("the rows are 1-2 4-256 513-600 and the receipts 1-256 513-600", |shard| {
+            shard.execute_batch("DELETE FROM event WHERE position = 3").unwrap();
+        }),
+        ("receipt 1 to 256 of stream 1024 does not match its checksum", |shard| {
+            shard.execute_batch("UPDATE receipt SET kind = 1 WHERE first_sequence = 1").unwrap();
+        }),
+        ("the rows are 1-256 513-600 and the receipts 513-600", |shard| {
+            shard.execute_batch("DELETE FROM receipt WHERE first_sequence = 1").unwrap();
+        }),
+        ("have two receipts (LOG-5)", |shard| {
+            let kind = ReceiptKind::Stored;
+            Receipt { stream: 1024, first_sequence: 300, last_sequence: 301, kind }.insert(shard).unwrap();
+        }),
+        ("position 300 is held twice (LOG-1)", |shard| {
+            shard
+                .execute_batch(
+                    "INSERT INTO event SELECT 300, stream, 9999, cpu, type, key, ts, stored_at, payload, crc
+                                 FROM event WHERE position = 3",
+                )
+                .unwrap();
+        }),
+        ("event 2 of stream 1024 comes after its event 3", |shard| {
+            shard.execute_batch("UPDATE event SET sequence = 5 - sequence WHERE position IN (2, 3)").unwrap();
+        }),
+        ("is at commit 0, the watermark saw its commit", |shard| {
+            shard.execute_batch("UPDATE log SET commit_number = 0").unwrap();
+        }),
+    ];
+    for (expected, damage) in cases {
+        let directory = tempfile::tempdir().unwrap();
+        let log = open(&settings(directory.path(), 1, 2)).unwrap();
+        store(&log, "p", 1, 600).await.unwrap();
+        log.close().unwrap();
+        read_all(directory.path(), 600);
+        damage(&Connection::open(shard_path(directory.path(), 0)).unwrap());
+        let said = verify(directory.path()).unwrap().to_string();
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    open(&settings(directory.path(), 1, 1)).unwrap().close().unwrap();
+    std::fs::remove_file(directory.path().join(watermark::FILE_NAME)).unwrap();
+    assert!(verify(directory.path()).unwrap().to_string().contains("watermark is missing"));
 }

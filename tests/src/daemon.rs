@@ -128,7 +128,8 @@ impl Daemon {
         self.start_command(command);
     }
 
-    fn start_command(&mut self, mut command: Command) {
+    /// Starts it by `command` and waits until it answers.
+    pub fn start_command(&mut self, mut command: Command) {
         assert!(self.child.is_none(), "it runs already");
         let log = File::options().create(true).append(true).open(self.log_path()).expect("the directory is ours");
         self.child = Some(command.stderr(log).spawn().expect("the program can be run"));
@@ -150,13 +151,33 @@ impl Daemon {
 
     /// Ends it by SIGTERM and waits.
     pub fn stop(&mut self) -> ExitStatus {
-        let mut child = self.child.take().expect("it runs");
-        let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
-        assert!(killed.expect("there is kill").success());
-        child.wait().expect("it is our child")
+        self.signal("TERM");
+        self.child.take().expect("it runs").wait().expect("it is our child")
     }
 
-    fn get(&self, path: &str) -> Option<Value> {
+    /// Sends it a signal, by name.
+    pub fn signal(&self, name: &str) {
+        let process = self.child.as_ref().expect("it runs").id().to_string();
+        let sent = Command::new("kill").args([&format!("-{name}"), &process]).status();
+        assert!(sent.expect("there is kill").success());
+    }
+
+    /// Waits until its log has a line with this text.
+    pub fn wait_for_log(&self, text: &str) {
+        self.wait_until(&format!("\"{text}\" is in its log"), || self.log().contains(text));
+    }
+
+    /// Waits until a condition holds.
+    pub fn wait_until(&self, what: &str, condition: impl Fn() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !condition() {
+            assert!(Instant::now() < deadline, "still not: {what}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// What it answers to GET; none if it does not.
+    pub fn get(&self, path: &str) -> Option<Value> {
         let agent: ureq::Agent =
             ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(10))).build().new_agent();
         let mut answer = agent.get(format!("http://{}{path}", self.address())).call().ok()?;
@@ -181,14 +202,28 @@ impl Daemon {
         }
     }
 
-    /// Waits until `lanes` lanes are all at the horizon, which is `horizon`.
-    pub fn wait_until_applied(&self, lanes: usize, horizon: u64) {
-        self.wait_for(&format!("applied up to {horizon}"), |status| {
+    /// Waits until `lanes` lanes are all at the horizon, and the log holds at least `events` events. The daemon's own rows
+    /// count among these, so wait for acknowledgements first.
+    pub fn wait_until_applied(&self, lanes: usize, events: u64) {
+        self.wait_for(&format!("applied up to {events} events"), |status| {
             let all = status["lanes"].as_array().map_or(&[][..], Vec::as_slice);
-            status["log"]["horizon"] == horizon
+            let horizon = &status["log"]["horizon"];
+            horizon.as_u64() >= Some(events)
                 && all.len() == lanes
-                && all.iter().all(|lane| lane["position"] == horizon)
+                && all.iter().all(|lane| lane["position"] == *horizon)
         });
+    }
+
+    /// Checks its log's files by `ingestd log verify`.
+    pub fn verify_log(&self) {
+        let said = self.run(&["log", "verify"]);
+        assert!(said.contains("no fault found"), "{said}");
+    }
+
+    /// How many events of producers its log holds, counted from its files.
+    pub fn stored_events(&self) -> u64 {
+        let shards = (0..256).map(|shard| self.data_directory().join(format!("shard-{shard:04}.db")));
+        shards.take_while(|path| path.exists()).map(|path| count_events(&path)).sum()
     }
 
     /// Posts a body of events.
@@ -213,6 +248,14 @@ pub fn post(address: &str, body: &str, headers: &[(&str, &str)]) -> Result<Answe
     let mut answer = request.send(body).map_err(|error| error.to_string())?;
     let text = answer.body_mut().read_to_string().map_err(|error| error.to_string())?;
     Ok(Answer { status: answer.status().as_u16(), body: serde_json::from_str(&text).unwrap_or(Value::Null) })
+}
+
+/// How many events of producers a store shard holds.
+pub fn count_events(shard: &Path) -> u64 {
+    let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+    let connection = rusqlite::Connection::open_with_flags(shard, flags).expect("it is a SQLite file");
+    let count = "SELECT count(*) FROM event WHERE type NOT LIKE 'ingestd.%'";
+    connection.query_row(count, [], |row| row.get(0)).expect("it is a store shard")
 }
 
 /// A file of the project's `testdata`.

@@ -34,26 +34,26 @@ pub fn daemon_with_projections(cluster: &Cluster, database: &str, settings: &str
     daemon
 }
 
-/// Checks the three tables against the week's values.
+/// Checks the three tables of `database` against the week's values.
 pub fn assert_week(cluster: &Cluster, database: &str) {
+    assert_week_by(|sql| cluster.psql(database, sql));
+}
+
+/// Checks the three tables against the week's values. `psql` runs SQL and returns its rows as [`Cluster::psql`] does.
+pub fn assert_week_by(psql: impl Fn(&str) -> String) {
     assert_eq!(
-        cluster.psql(
-            database,
-            "SELECT origin, departures, cancellations, miles, longest_delay FROM airport_departures_total ORDER BY 1",
-        ),
+        psql("SELECT origin, departures, cancellations, miles, longest_delay FROM airport_departures_total ORDER BY 1",),
         "EWR|2197|14|2187684|379\nJFK|2164|6|2739458|853\nLGA|1703|15|1409248|379"
     );
     assert_eq!(
-        cluster.psql(
-            database,
+        psql(
             r#"SELECT count(*), sum(last_ts), md5(string_agg(line || E'\n', '' ORDER BY line COLLATE "C"))
                FROM (SELECT last_ts, concat_ws('|', tailnum, last_ts, origin, dest) AS line FROM aircraft_last_seen) AS t"#,
         ),
         "2048|2779943544960000|f78eadcf3cc736fe95632c4708404cdd"
     );
     assert_eq!(
-        cluster.psql(
-            database,
+        psql(
             r#"SELECT count(*), sum(flights), sum(sum_delay), min(min_delay), max(max_delay),
                       md5(string_agg(line || E'\n', '' ORDER BY line COLLATE "C"))
                FROM (SELECT *, concat_ws('|', origin, dest, flights, sum_delay, min_delay, max_delay) AS line
@@ -62,7 +62,7 @@ pub fn assert_week(cluster: &Cluster, database: &str) {
         "186|6064|23514|-70|851|312902178a12757cd4822485940edd7d"
     );
     assert_eq!(
-        cluster.psql(database, "SELECT projection, sum(skipped_null_key) FROM lanes.checkpoint GROUP BY 1 ORDER BY 1",),
+        psql("SELECT projection, sum(skipped_null_key) FROM lanes.checkpoint GROUP BY 1 ORDER BY 1",),
         "aircraft_last_seen|8\nairport_departures|0\nroute_delay|0"
     );
 }

@@ -69,21 +69,21 @@ fn an_event_that_cannot_be_applied_stops_its_lane_after_everything_before_it_and
         |account: &str| -> i64 { cluster.psql("app", &format!("SELECT lane_of('{account}', 4)")).parse().unwrap() };
     let (bad_value, overflow) = (lane_of("a7"), lane_of("a12"));
     assert_ne!(bad_value, overflow, "the accounts are chosen so that two lanes stop");
-    // Positions are those of the lines: one request, one drain, from 1.
-    let (bad_position, overflow_position) = (10 * 40 + 7 + 1, 5 * 40 + 12 + 1);
+    // One request, one drain: the positions are those of the lines, after the row that tells of the daemon's start.
+    let (bad_position, overflow_position) = (10 * 40 + 7 + 2, 5 * 40 + 12 + 2);
     let status = daemon.wait_for("as far as it can be", |status| {
         (0..4).all(|number| {
             let entry = lane(status, "totals", number);
             if number == bad_value || number == overflow {
                 entry["state"] == "stopped"
             } else {
-                entry["position"] == 800
+                entry["position"] == 801
             }
-        }) && (0..2).all(|number| lane(status, "counts", number)["position"] == 800)
+        }) && (0..2).all(|number| lane(status, "counts", number)["position"] == 801)
     });
     assert_eq!(lane(&status, "totals", bad_value)["position"], bad_position - 1);
     let reason = lane(&status, "totals", bad_value)["reason"].as_str().unwrap().to_owned();
-    assert!(reason.contains("amount") && reason.contains("much") && reason.contains("408"), "{reason}");
+    assert!(reason.contains("amount") && reason.contains("much") && reason.contains("409"), "{reason}");
     // The overflow is found by halving the batch, so the lane stands between the event before it and the event itself.
     let position = lane(&status, "totals", overflow)["position"].as_u64().unwrap();
     let applied = cluster.psql("app", "SELECT last, amount FROM totals WHERE account = 'a12'");

@@ -42,6 +42,11 @@ impl IntervalSet {
         }
     }
 
+    /// The greatest number in the set; 0 if it is empty.
+    pub fn end(&self) -> u64 {
+        self.ranges.last_key_value().map_or(0, |(_, last)| *last)
+    }
+
     /// The ranges in ascending order.
     pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         self.ranges.iter().map(|(first, last)| (*first, *last))
@@ -78,6 +83,7 @@ mod tests {
                 prop_assert_eq!(set.first_missing(number), (number..).find(|n| !model.contains(n)).unwrap());
                 prop_assert_eq!(set.intersects(number, number + 3), (number..=number + 3).any(|n| model.contains(&n)));
             }
+            prop_assert_eq!(set.end(), model.last().copied().unwrap_or(0));
             let ranges: Vec<_> = set.ranges().collect();
             prop_assert!(ranges.windows(2).all(|pair| pair[0].1 + 1 < pair[1].0), "{:?}", ranges);
             prop_assert_eq!(ranges.iter().map(|(a, b)| b - a + 1).sum::<u64>(), model.len() as u64);

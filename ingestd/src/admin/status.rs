@@ -16,6 +16,8 @@ pub struct Status {
     pub version: &'static str,
     /// The log.
     pub log: LogReport,
+    /// The projection that needs the oldest events, so that retention leaves them.
+    pub retention_held_by: Option<String>,
     /// Why the lanes cannot read the log; none if they can.
     pub reader_trouble: Option<String>,
     /// Postgres.
@@ -43,6 +45,7 @@ pub enum PostgresStatus {
 #[derive(Debug, Deserialize)]
 struct Received {
     log: ReceivedLog,
+    retention_held_by: Option<String>,
     reader_trouble: Option<String>,
     postgres: PostgresStatus,
     lanes: Vec<LaneReport>,
@@ -52,6 +55,7 @@ struct Received {
 struct ReceivedLog {
     log_id: Uuid,
     horizon: u64,
+    floor: u64,
     uncommitted: u64,
     drains: u64,
     shards: Vec<ReceivedShard>,
@@ -88,6 +92,8 @@ pub fn describe(json: &str) -> Result<String, String> {
     let log = &status.log;
     let _ = writeln!(text, "log       {}", log.log_id);
     let _ = writeln!(text, "horizon   {} ({} positions not durable yet)", log.horizon, log.uncommitted);
+    let held = status.retention_held_by.as_deref().map(|name| format!(", held by projection {name}"));
+    let _ = writeln!(text, "floor     {}{}", log.floor, held.unwrap_or_default());
     let _ = writeln!(text, "threads   {} drains, {} store shards", log.drains, log.shards.len());
     for shard in log.shards.iter().filter(|shard| shard.state != "active") {
         let reason = shard.reason.as_deref().unwrap_or("only read");

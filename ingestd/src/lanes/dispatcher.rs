@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use super::catalog::{Known, LaneId};
 use crate::log::horizon::Horizon;
-use crate::log::reader::{LogReader, ReadError, StoredEvent};
+use crate::log::reader::{Chunk, LogReader, ReadError, StoredEvent};
 
 /// The most events that are read at once.
 pub const CHUNK_EVENTS: u64 = 2048;
@@ -44,11 +44,11 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// The events of lane `lane` of `known` in `chunk`, which ends at `scanned_to`.
-    pub fn select(known: &Known, lane: u32, chunk: Vec<StoredEvent>, scanned_to: u64) -> Delivery {
-        let places = (0u32..).zip(&chunk).filter(|(_, stored)| known.lane_of(stored) == Some(lane));
+    /// The events of lane `lane` of `known` in `chunk`.
+    pub fn select(known: &Known, lane: u32, chunk: Chunk) -> Delivery {
+        let places = (0u32..).zip(&chunk.events).filter(|(_, stored)| known.lane_of(stored) == Some(lane));
         let places = places.map(|(place, _)| place).collect();
-        Delivery { chunk: Arc::new(chunk), places, scanned_to }
+        Delivery { chunk: Arc::new(chunk.events), places, scanned_to: chunk.scanned_to }
     }
 
     /// The lane's events, in position order.
@@ -268,8 +268,8 @@ fn read_and_route(
     until: u64,
     lanes: &[(LaneId, Arc<Known>)],
 ) -> Result<Vec<(LaneId, Delivery)>, ReadError> {
-    let chunk = Arc::new(reader.read(after, until, CHUNK_EVENTS, CHUNK_BYTES)?);
-    let Some(scanned_to) = chunk.last().map(|last| last.position) else { return Ok(Vec::new()) };
+    let Chunk { events, scanned_to } = reader.read(after, until, CHUNK_EVENTS, CHUNK_BYTES)?;
+    let chunk = Arc::new(events);
     // Each projection finds the lane of an event once, for all its lanes.
     let mut places: HashMap<LaneId, Vec<u32>> = HashMap::new();
     let mut projections: Vec<&Arc<Known>> = Vec::new();

@@ -1,7 +1,7 @@
-//! Once a second: tells Postgres how far the log is, and reads which projections there are.
+//! Once a second: tells Postgres how far the log is, and reads which projections there are and what they still need.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio_postgres::{Client, Config, Error};
@@ -9,6 +9,7 @@ use uuid::Uuid;
 
 use super::board::Board;
 use super::catalog::Catalog;
+use super::hold::HoldHistory;
 use super::session::{connect, describe};
 use crate::log::horizon::Horizon;
 use crate::log::reader::LogReader;
@@ -26,6 +27,12 @@ pub struct Reporter {
     pub horizon: Arc<Horizon>,
     /// Reads the time of storing at the horizon.
     pub reader: Mutex<LogReader>,
+    /// The position up to which retention has deleted.
+    pub floor: Box<dyn Fn() -> u64 + Send + Sync>,
+    /// What retention must leave.
+    pub hold: Arc<HoldHistory>,
+    /// How long events stay after they were applied; may change.
+    pub keep_applied: Arc<Mutex<Duration>>,
     /// Where the status is.
     pub board: Arc<Board>,
     /// Gets the projections.
@@ -49,7 +56,10 @@ impl Reporter {
                     self.note(trouble);
                     client = Some(connected);
                 }
-                Err(reason) => self.note(Some(reason)),
+                Err(reason) => {
+                    self.hold.lost_sight();
+                    self.note(Some(reason));
+                }
             }
             tokio::select! {
                 () = tokio::time::sleep(INTERVAL) => {}
@@ -79,8 +89,16 @@ impl Reporter {
                  an older copy, so lanes cannot go on"
             );
             self.catalog.send_replace(Arc::default());
+            self.hold.lost_sight();
             return Ok((client, Some(reason)));
         }
+        let least = client
+            .query_opt(include_str!("../../../sql/queries/least_checkpoint.sql"), &[&self.log_id])
+            .await
+            .and_then(|row| row.map(|row| Ok((row.try_get::<_, i64>(0)?.max(0) as u64, row.try_get(1)?))).transpose())
+            .map_err(|error| describe(&error))?;
+        let keep = *self.keep_applied.lock().unwrap_or_else(PoisonError::into_inner);
+        self.hold.note(Instant::now(), own, least, keep);
         let before = Arc::clone(&self.catalog.borrow());
         let catalog = Catalog::read(&client, self.log_id, &before).await.map_err(|error| describe(&error))?;
         self.board.set_catalog(&catalog);
@@ -96,8 +114,8 @@ impl Reporter {
     /// lanes will say; the report goes out all the same.
     fn stored_at(&self, position: u64) -> Option<i64> {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        let events = reader.read(position.checked_sub(1)?, position, 1, usize::MAX).ok()?;
-        events.first().map(|stored| stored.stored_at)
+        let chunk = reader.read(position.checked_sub(1)?, position, 1, usize::MAX).ok()?;
+        chunk.events.first().map(|stored| stored.stored_at)
     }
 
     async fn report(&self, client: &Client, horizon: u64) -> Result<u64, Error> {
@@ -105,7 +123,7 @@ impl Reporter {
         let row = client
             .query_one(
                 include_str!("../../../sql/queries/report_log.sql"),
-                &[&self.log_id, &(horizon as i64), &time, &0i64],
+                &[&self.log_id, &(horizon as i64), &time, &((self.floor)() as i64)],
             )
             .await?;
         Ok(row.try_get::<_, i64>(0)?.max(0) as u64)

@@ -11,6 +11,7 @@ use tokio_postgres::Config;
 use super::board::{Board, LaneReport};
 use super::catalog::Catalog;
 use super::dispatcher::Dispatcher;
+use super::hold::HoldHistory;
 use super::reporter::Reporter;
 use super::worker::{self, Readers, Shared};
 use crate::log::Log;
@@ -28,6 +29,8 @@ pub struct LaneSettings {
     pub connections: u32,
     /// The most events of a transaction.
     pub batch_events: usize,
+    /// How long events stay after they were applied; may change.
+    pub keep_applied: Arc<Mutex<Duration>>,
 }
 
 /// The running lanes.
@@ -39,11 +42,11 @@ pub struct Lanes {
     stop: watch::Sender<bool>,
 }
 
-/// Starts the shared reader, the reporter and the workers.
+/// Starts the shared reader, the reporter and the workers. `hold` learns what retention must leave.
 ///
 /// # Errors
 /// [`ReadError`] if the log's files cannot be opened for reading.
-pub fn start(log: &Log, settings: &LaneSettings) -> Result<Lanes, ReadError> {
+pub fn start(log: &Log, settings: &LaneSettings, hold: &Arc<HoldHistory>) -> Result<Lanes, ReadError> {
     let board = Arc::new(Board::default());
     let dispatcher = Arc::new(Dispatcher::default());
     let horizon = Arc::clone(log.horizon());
@@ -76,6 +79,9 @@ pub fn start(log: &Log, settings: &LaneSettings) -> Result<Lanes, ReadError> {
         log_id: log.log_id(),
         horizon: Arc::clone(&horizon),
         reader: Mutex::new(LogReader::open(log.directory())?),
+        floor: Box::new(log.floor_source()),
+        hold: Arc::clone(hold),
+        keep_applied: Arc::clone(&settings.keep_applied),
         board: Arc::clone(&board),
         catalog,
     };
@@ -84,6 +90,7 @@ pub fn start(log: &Log, settings: &LaneSettings) -> Result<Lanes, ReadError> {
         config: settings.postgres.clone(),
         log_id: log.log_id(),
         horizon,
+        floor: Box::new(log.floor_source()),
         dispatcher: Arc::clone(&dispatcher),
         board: Arc::clone(&board),
         readers: Readers::new(log.directory()),

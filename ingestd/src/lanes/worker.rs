@@ -29,7 +29,7 @@ use super::dispatcher::{Attachment, CHUNK_BYTES, CHUNK_EVENTS, Delivery, Dispatc
 use super::parking::{Parked, WriteFailure, jittered, runs};
 use super::session::{Fault, classify, connect, describe};
 use crate::log::horizon::Horizon;
-use crate::log::reader::{LogReader, StoredEvent};
+use crate::log::reader::{Chunk, LogReader, StoredEvent};
 
 /// Lanes that read the log for themselves at the same time.
 pub const CATCH_UP_READERS: usize = 4;
@@ -63,6 +63,8 @@ pub struct Shared {
     pub log_id: Uuid,
     /// The log's horizon.
     pub horizon: Arc<Horizon>,
+    /// The position up to which retention has deleted.
+    pub floor: Box<dyn Fn() -> u64 + Send + Sync>,
     /// The shared reader.
     pub dispatcher: Arc<Dispatcher>,
     /// Where the status is.
@@ -106,7 +108,7 @@ impl Readers {
     }
 
     /// A chunk of the log after `after` up to `until`.
-    async fn read(&self, after: u64, until: u64) -> Result<Vec<StoredEvent>, String> {
+    async fn read(&self, after: u64, until: u64) -> Result<Chunk, String> {
         let _permit = self.permits.acquire().await.map_err(|error| error.to_string())?;
         let (directory, idle) = (self.directory.clone(), Arc::clone(&self.idle));
         let read = move || {
@@ -399,6 +401,39 @@ impl Session<'_> {
             owned.halted = true;
             self.stand_still(&mut owned, LaneState::Stopped, &reason, None).await?;
         }
+        let floor = (self.shared.floor)();
+        let is_new = position == 0 && epoch == 1;
+        if is_new && floor > 0 {
+            // What retention deleted before the projection was defined is not its. Written down at once, so that a
+            // checkpoint below the floor always means a fault.
+            let begun = self.begin(&owned).await;
+            let moved = match begun {
+                Ok(_) => self.commit(&mut owned, floor, 0).await,
+                Err(failure) => Err(failure),
+            };
+            match moved {
+                Ok(()) => {}
+                Err(
+                    Failure::Connection(reason)
+                    | Failure::Transient(reason)
+                    | Failure::Permanent(reason)
+                    | Failure::LaneLost(reason)
+                    | Failure::InParts(reason)
+                    | Failure::AtEvent(_, reason),
+                ) => return Err(reason),
+                Err(Failure::Moved(_)) => return Err("the lane moved while it was claimed".to_owned()),
+            }
+            owned.position = floor;
+            owned.scanned_to = floor;
+            self.shared.board.set_position(&owned.id, floor);
+        } else if position < floor {
+            let reason = format!(
+                "the checkpoint is {position}, below the log's floor {floor}: Postgres was restored from an older copy, and \
+                 the events between are deleted"
+            );
+            owned.halted = true;
+            self.stand_still(&mut owned, LaneState::Stopped, &reason, None).await?;
+        }
         self.lanes.push(owned);
         Ok(true)
     }
@@ -487,15 +522,15 @@ impl Session<'_> {
         let alone_to = lane.attached.unwrap_or_else(|| shared.horizon.position());
         if alone_to > lane.scanned_to {
             let chunk = shared.readers.read(lane.scanned_to, alone_to).await.map_err(Failure::Transient)?;
-            let scanned_to = chunk.last().map_or(lane.scanned_to, |last| last.position);
-            return Ok(vec![Delivery::select(&lane.known, lane.id.lane, chunk, scanned_to)]);
+            return Ok(vec![Delivery::select(&lane.known, lane.id.lane, chunk)]);
         }
         match shared.dispatcher.take(&lane.id, shared.batch_events) {
             Some(deliveries) => Ok(deliveries),
             None => {
                 lane.attached = None;
                 // An empty delivery makes the caller come again at once.
-                Ok(vec![Delivery::select(&lane.known, lane.id.lane, Vec::new(), lane.scanned_to)])
+                let nothing = Chunk { events: Vec::new(), scanned_to: lane.scanned_to };
+                Ok(vec![Delivery::select(&lane.known, lane.id.lane, nothing)])
             }
         }
     }
@@ -514,8 +549,7 @@ impl Session<'_> {
         match lane.run_to {
             Some(run_to) if run_to > lane.scanned_to => {
                 let chunk = shared.readers.read(lane.scanned_to, run_to).await.map_err(Failure::Transient)?;
-                let scanned_to = chunk.last().map_or(lane.scanned_to, |last| last.position);
-                Ok(vec![Delivery::select(&lane.known, lane.id.lane, chunk, scanned_to)])
+                Ok(vec![Delivery::select(&lane.known, lane.id.lane, chunk)])
             }
             _ => {
                 lane.run_to = None;

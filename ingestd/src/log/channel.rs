@@ -9,15 +9,15 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use crossbeam_channel::{Receiver, Sender};
 use lanes_core::event::Event;
 
+use super::stream::StreamKey;
+
 /// A run of successive events of one stream with successive positions.
 #[derive(Debug)]
 pub struct Block {
     /// Position of the first event.
     pub first_position: u64,
-    /// The stream's number.
-    pub stream: u64,
-    /// The stream's name.
-    pub stream_name: Arc<str>,
+    /// The stream.
+    pub stream: StreamKey,
     /// Sequence of the first event.
     pub first_sequence: u64,
     /// Logical CPU id of the drain.
@@ -133,6 +133,17 @@ impl Drop for Reservation<'_> {
     }
 }
 
+/// What came for a writer.
+#[derive(Debug)]
+pub enum Input<C> {
+    /// Events.
+    Block(Block),
+    /// Something to do between two batches.
+    Command(C),
+    /// All drains are gone and the channel is empty.
+    Closed,
+}
+
 /// The writer's end.
 #[derive(Debug)]
 pub struct BlockReceiver {
@@ -141,9 +152,17 @@ pub struct BlockReceiver {
 }
 
 impl BlockReceiver {
-    /// Waits for a block. None when all drains are gone and the channel is empty.
-    pub fn receive(&self) -> Option<Block> {
-        self.blocks.recv().ok().map(|block| self.taken(block))
+    /// Waits for a block or a command, whichever comes first.
+    pub fn receive_or<C>(&self, commands: &Receiver<C>) -> Input<C> {
+        let block = crossbeam_channel::select! {
+            recv(self.blocks) -> block => block.ok(),
+            recv(commands) -> command => match command {
+                Ok(command) => return Input::Command(command),
+                // Nobody commands any more.
+                Err(_) => self.blocks.recv().ok(),
+            },
+        };
+        block.map_or(Input::Closed, |block| Input::Block(self.taken(block)))
     }
 
     /// A block, if one is there.
@@ -185,12 +204,25 @@ mod tests {
 
     fn block(payload_bytes: usize) -> Block {
         let event = Event { event_type: "T".into(), key: "k".into(), ts: 0, payload: "x".repeat(payload_bytes) };
-        Block { first_position: 1, stream: 1, stream_name: "s".into(), first_sequence: 1, cpu: 0, events: vec![event] }
+        Block {
+            first_position: 1,
+            stream: StreamKey { number: 1, name: "s".into(), epoch: 0 },
+            first_sequence: 1,
+            cpu: 0,
+            events: vec![event],
+        }
     }
 
     fn send(sender: &BlockSender, payload_bytes: usize) -> Result<(), Closed> {
         let block = block(payload_bytes);
         sender.reserve(block.size_bytes())?.send(block)
+    }
+
+    fn receive(receiver: &BlockReceiver) -> Block {
+        match receiver.receive_or(&crossbeam_channel::never::<()>()) {
+            Input::Block(block) => block,
+            other => panic!("a block was expected: {other:?}"),
+        }
     }
 
     /// Sends on another thread; the receiver tells when the send is through.
@@ -208,7 +240,7 @@ mod tests {
         send(&sender, 1).unwrap();
         let through = send_elsewhere(&sender, 1);
         assert_eq!(through.try_recv(), Err(mpsc::TryRecvError::Empty));
-        receiver.receive().unwrap();
+        receive(&receiver);
         assert_eq!(through.recv().unwrap(), Ok(()));
     }
 
@@ -218,9 +250,9 @@ mod tests {
         let (sender, receiver) = bounded(100, room);
         send(&sender, 600).unwrap();
         let through = send_elsewhere(&sender, 600);
-        receiver.receive().unwrap();
+        receive(&receiver);
         assert_eq!(through.recv().unwrap(), Ok(()));
-        assert_eq!(receiver.receive().unwrap().events[0].payload.len(), 600);
+        assert_eq!(receive(&receiver).events[0].payload.len(), 600);
     }
 
     #[test]
@@ -228,7 +260,7 @@ mod tests {
         let (sender, receiver) = bounded(4, 10);
         send(&sender, 5000).unwrap();
         let through = send_elsewhere(&sender, 1);
-        assert_eq!(receiver.receive().unwrap().events[0].payload.len(), 5000);
+        assert_eq!(receive(&receiver).events[0].payload.len(), 5000);
         assert_eq!(through.recv().unwrap(), Ok(()));
     }
 
@@ -237,6 +269,19 @@ mod tests {
         let (sender, _receiver) = bounded(1, 1000);
         drop(sender.reserve(10).unwrap());
         send(&sender, 1).unwrap();
+    }
+
+    #[test]
+    fn commands_come_between_blocks_and_their_end_is_not_the_end() {
+        let (sender, receiver) = bounded(4, 1000);
+        let (commands, queue) = crossbeam_channel::unbounded();
+        commands.send(7).unwrap();
+        assert!(matches!(receiver.receive_or(&queue), Input::Command(7)));
+        drop(commands);
+        send(&sender, 1).unwrap();
+        assert!(matches!(receiver.receive_or(&queue), Input::Block(_)));
+        drop(sender);
+        assert!(matches!(receiver.receive_or(&queue), Input::Closed));
     }
 
     #[test]

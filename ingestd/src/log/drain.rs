@@ -13,11 +13,14 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::channel::{self, Block, BlockSender, Closed};
 use super::horizon::Horizon;
-use super::stream::{StreamState, drain_stream_name};
+use super::stream::{DAEMON_STREAM, StreamKey, StreamState, daemon_stream_name, drain_stream_name};
 
 /// Events of a stripe: so many successive events of a drain go to one store shard before the next one's turn. Fixed
 /// for the life of the process and never stored; recovery does not need it.
 pub const STRIPE_EVENTS: usize = 256;
+
+/// The most events of a block: no more than the smallest transaction holds.
+const BLOCK_EVENTS: usize = 100;
 
 /// Requests that wait for a drain.
 pub const INBOX_REQUESTS: usize = 256;
@@ -44,6 +47,14 @@ pub enum Refusal {
         /// The number of the request's first event.
         given: u64,
     },
+    /// A later epoch of the producer has begun, which closed this one.
+    #[error("epoch {given} is closed, the producer is in epoch {current}")]
+    Epoch {
+        /// The epoch that is open.
+        current: u64,
+        /// The request's epoch.
+        given: u64,
+    },
     /// The log is closing. A prefix of the request may be stored; a resend settles it.
     #[error("the log is closing")]
     Closing,
@@ -57,15 +68,15 @@ pub type Answer = Result<Ack, Refusal>;
 pub enum Source {
     /// A producer that numbers its events.
     Producer {
-        /// The stream's number.
-        stream: u64,
-        /// The stream's name.
-        name: Arc<str>,
+        /// The stream.
+        stream: StreamKey,
         /// The number of the request's first event, from 1.
         first_sequence: u64,
     },
     /// Nobody in particular: the drain's own stream.
     Anonymous,
+    /// The daemon itself.
+    Daemon,
 }
 
 /// Events to be stored together.
@@ -81,6 +92,31 @@ pub struct Request {
     pub memory: OwnedSemaphorePermit,
 }
 
+/// Where a producer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProducerState {
+    /// The epoch that is open.
+    pub epoch: u64,
+    /// The sequence that it expects next; everything before it is durable.
+    pub next_sequence: u64,
+}
+
+/// What a drain is asked for.
+#[derive(Debug)]
+pub enum Command {
+    /// Store events.
+    Store(Request),
+    /// Tell where a producer is, when everything it sent so far is durable.
+    Describe {
+        /// The producer's name.
+        name: Arc<str>,
+        /// Gets the answer, whose `stored` and `duplicates` are 0.
+        answer: oneshot::Sender<Answer>,
+        /// Gets the epoch, before the answer.
+        epoch: oneshot::Sender<u64>,
+    },
+}
+
 /// One drain's state.
 #[derive(Debug)]
 pub struct Drain {
@@ -90,30 +126,43 @@ pub struct Drain {
     pub cpu: u32,
     /// The channels of its store shards, in the order of its stripes.
     pub shards: Vec<BlockSender>,
-    /// The streams that belong to it.
+    /// The streams that belong to it. Of a producer's streams only the one of its open epoch is here.
     pub streams: HashMap<u64, StreamState>,
+    /// Producers ► the stream of their open epoch.
+    pub producers: HashMap<Arc<str>, StreamKey>,
     /// The log's horizon.
     pub horizon: Arc<Horizon>,
-    /// The most events of a block.
-    pub block_events: usize,
 }
 
 impl Drain {
-    /// Serves requests until all senders are gone.
-    pub fn run(mut self, mut inbox: mpsc::Receiver<Request>) {
+    /// Serves commands until all senders are gone.
+    pub fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
         let mut stripe = Stripe { shard: 0, left: STRIPE_EVENTS };
-        while let Some(request) = inbox.blocking_recv() {
-            self.serve(request, &mut stripe);
+        while let Some(command) = inbox.blocking_recv() {
+            match command {
+                Command::Store(request) => self.store(request, &mut stripe),
+                Command::Describe { name, answer, epoch } => self.describe(&name, answer, epoch),
+            }
         }
     }
 
-    fn serve(&mut self, request: Request, stripe: &mut Stripe) {
+    fn store(&mut self, request: Request, stripe: &mut Stripe) {
         let Request { source, events, answer, memory } = request;
-        let (number, name, given) = match source {
-            Source::Producer { stream, name, first_sequence } => (stream, name, Some(first_sequence)),
-            Source::Anonymous => (u64::from(self.ordinal), drain_stream_name(self.ordinal).into(), None),
+        let (key, given) = match source {
+            Source::Producer { stream, first_sequence } => {
+                if let Err(refusal) = self.check_epoch(&stream, first_sequence) {
+                    let _ = answer.send(Err(refusal));
+                    return;
+                }
+                (stream, Some(first_sequence))
+            }
+            Source::Anonymous => {
+                let number = u64::from(self.ordinal);
+                (StreamKey { number, name: drain_stream_name(self.ordinal).into(), epoch: 0 }, None)
+            }
+            Source::Daemon => (StreamKey { number: DAEMON_STREAM, name: daemon_stream_name().into(), epoch: 0 }, None),
         };
-        let stream = self.streams.entry(number).or_insert_with(|| StreamState::new(name));
+        let stream = self.streams.entry(key.number).or_default();
         let expected = stream.next_sequence();
         let given = given.unwrap_or(expected);
         if given > expected {
@@ -130,9 +179,9 @@ impl Drain {
         // The duplicates are the request's first events: producers number without holes.
         events.by_ref().take(duplicates as usize).for_each(drop);
         while events.len() > 0 {
-            let block: Vec<Event> = events.by_ref().take(stripe.left.min(self.block_events)).collect();
+            let block: Vec<Event> = events.by_ref().take(stripe.left.min(BLOCK_EVENTS)).collect();
             let length = block.len();
-            match send_block(&self.shards[stripe.shard], &self.horizon, stream, number, self.cpu, block) {
+            match send_block(&self.shards[stripe.shard], &self.horizon, stream, &key, self.cpu, block) {
                 Ok(position) => last_position = position,
                 Err(Closed) => {
                     let _ = answer.send(Err(Refusal::Closing));
@@ -144,6 +193,35 @@ impl Drain {
         drop(memory);
         let ack = Ack { stored: count - duplicates, duplicates, next_sequence: stream.next_sequence() };
         self.horizon.acknowledge(last_position, answer, ack);
+    }
+
+    /// Refuses requests of a closed epoch; the first event of a higher one closes those below it.
+    fn check_epoch(&mut self, stream: &StreamKey, first_sequence: u64) -> Result<(), Refusal> {
+        let current = match self.producers.get(&stream.name) {
+            Some(open) if open.number == stream.number => return Ok(()),
+            Some(open) if open.epoch > stream.epoch => {
+                return Err(Refusal::Epoch { current: open.epoch, given: stream.epoch });
+            }
+            current => current.map(|open| open.number),
+        };
+        if first_sequence != 1 {
+            return Err(Refusal::Gap { expected: 1, given: first_sequence });
+        }
+        if let Some(closed) = current {
+            // What is in flight of it is committed all the same; nobody will ask for it again.
+            self.streams.remove(&closed);
+        }
+        self.producers.insert(Arc::clone(&stream.name), stream.clone());
+        Ok(())
+    }
+
+    fn describe(&self, name: &str, answer: oneshot::Sender<Answer>, epoch: oneshot::Sender<u64>) {
+        let open = self.producers.get(name);
+        let _ = epoch.send(open.map_or(0, |open| open.epoch));
+        let state = open.and_then(|open| self.streams.get(&open.number));
+        let next_sequence = state.map_or(1, StreamState::next_sequence);
+        let position = state.map_or(0, |state| state.position_covering(next_sequence.saturating_sub(1)));
+        self.horizon.acknowledge(position, answer, Ack { stored: 0, duplicates: 0, next_sequence });
     }
 }
 
@@ -167,7 +245,7 @@ fn send_block(
     shard: &BlockSender,
     horizon: &Horizon,
     stream: &mut StreamState,
-    number: u64,
+    key: &StreamKey,
     cpu: u32,
     events: Vec<Event>,
 ) -> Result<u64, Closed> {
@@ -175,14 +253,7 @@ fn send_block(
     let count = events.len() as u64;
     let first_sequence = stream.next_sequence();
     let first_position = horizon.take(count);
-    room.send(Block {
-        first_position,
-        stream: number,
-        stream_name: Arc::clone(&stream.name),
-        first_sequence,
-        cpu,
-        events,
-    })?;
+    room.send(Block { first_position, stream: key.clone(), first_sequence, cpu, events })?;
     stream.sent(first_sequence, first_position, count, horizon.position());
     Ok(first_position + count - 1)
 }

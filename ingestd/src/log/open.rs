@@ -1,24 +1,28 @@
 //! A running log: its threads, and the door through which requests come in.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use core_affinity::CoreId;
 use lanes_core::log::assignment::shards_of;
 use serde::Serialize;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use uuid::Uuid;
 
 use super::channel;
-use super::directory::{Directory, DirectoryError, MAXIMUM_SHARDS};
-use super::drain::{Drain, INBOX_REQUESTS, Request, STRIPE_EVENTS, Source};
+use super::directory::{Directory, DirectoryError, MAXIMUM_SHARDS, shard_path};
+use super::drain::{Answer, Command, Drain, INBOX_REQUESTS, ProducerState, Refusal, Request, Source};
 use super::horizon::Horizon;
-use super::recovery::{RecoveryError, recover};
-use super::stream::{FIRST_PRODUCER, StreamRegistry};
-use super::writer::{Closing, CommitLimits, Writer, WriterStatus, now_ms};
+use super::keeper::Keeper;
+use super::own::Happened;
+use super::recovery::{RecoveryError, RecoverySettings, recover};
+use super::retention::{HoldSource, Owner, Retention, RetentionSettings};
+use super::shard::{ShardError, open_reader, open_writer};
+use super::stream::{DAEMON_STREAM, NameError, StreamKey, StreamRegistry, check_name};
+use super::writer::{Closing, CommitLimits, Expire, Writer, WriterStatus, now_ms};
 
 /// Blocks that wait for a writer.
 const CHANNEL_BLOCKS: usize = 1024;
@@ -35,12 +39,12 @@ pub struct LogSettings {
     pub drain_threads: u32,
     /// Store shards; 0 = as many as drain threads.
     pub storage_shards: u32,
-    /// The most events of a transaction.
-    pub max_batch_size: usize,
-    /// The longest time from a batch's first event to its commit.
-    pub max_batch_latency: Duration,
+    /// When writers commit.
+    pub limits: CommitLimits,
     /// The most streams that the log knows.
     pub max_streams: usize,
+    /// Whether an operator has given up what the log has lost.
+    pub accept_loss: bool,
 }
 
 /// Why a log cannot be opened. The text is one line.
@@ -55,8 +59,11 @@ pub enum LogError {
     /// The operating system gives no thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] std::io::Error),
+    /// The watermark file cannot be written.
+    #[error("cannot write the watermark in {0}: {1}")]
+    Watermark(PathBuf, std::io::Error),
     /// More drains than streams are reserved for.
-    #[error("{0} drain threads are too many; set drain_threads to at most {FIRST_PRODUCER}")]
+    #[error("{0} drain threads are too many; set drain_threads to at most {DAEMON_STREAM}")]
     TooManyDrains(usize),
 }
 
@@ -67,6 +74,8 @@ pub struct LogReport {
     pub log_id: Uuid,
     /// Every position up to this one is durable.
     pub horizon: u64,
+    /// The position up to which retention has deleted.
+    pub floor: u64,
     /// Positions given out and not durable yet.
     pub uncommitted: u64,
     /// Drain threads.
@@ -95,13 +104,18 @@ pub struct Log {
     log_id: Uuid,
     horizon: Arc<Horizon>,
     registry: StreamRegistry,
-    inboxes: Vec<mpsc::Sender<Request>>,
+    inboxes: Vec<mpsc::Sender<Command>>,
     next_anonymous: AtomicUsize,
     statuses: Vec<Arc<WriterStatus>>,
     historical: Vec<u32>,
     closing: Arc<Closing>,
     drains: Vec<JoinHandle<()>>,
     writers: Vec<JoinHandle<Result<(), String>>>,
+    commands: Vec<crossbeam_channel::Sender<Expire>>,
+    limits: Arc<Mutex<CommitLimits>>,
+    keeper: Arc<Keeper>,
+    threads: Vec<JoinHandle<()>>,
+    started: Happened,
 }
 
 /// Opens the log: takes the directory, recovers what is in it, starts the threads.
@@ -115,14 +129,18 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
         0 => cpus.len(),
         count => count as usize,
     };
-    if drain_count as u64 > FIRST_PRODUCER {
+    if drain_count as u64 > DAEMON_STREAM {
         return Err(LogError::TooManyDrains(drain_count));
     }
     let shard_count = match settings.storage_shards {
         0 => (drain_count as u32).min(MAXIMUM_SHARDS),
         count => count,
     };
-    let recovered = recover(directory.path(), shard_count, now_ms())?;
+    let how = RecoverySettings { shard_count, accept_loss: settings.accept_loss, now: now_ms() };
+    let recovered = recover(directory.path(), how)?;
+    for loss in &recovered.losses {
+        tracing::warn!("given up with --accept-loss: {loss}");
+    }
     tracing::info!(
         log_id = %recovered.log_id,
         horizon = recovered.horizon,
@@ -136,31 +154,57 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
 
     let horizon = Arc::new(Horizon::new(recovered.horizon));
     let closing = Arc::new(Closing::default());
-    let registry = StreamRegistry::new(
-        recovered.streams.iter().map(|(number, state)| (*number, &state.name)),
-        settings.max_streams,
-    );
-    let limits = CommitLimits { events: settings.max_batch_size, latency: settings.max_batch_latency };
-    let (mut senders, mut writers, mut statuses) = (Vec::new(), Vec::new(), Vec::new());
+    let registry =
+        StreamRegistry::new(recovered.streams.values().map(|(key, _)| key), settings.max_streams, drain_count);
+    let limits = Arc::new(Mutex::new(settings.limits));
+    let (mut senders, mut writers, mut statuses, mut commands) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (shard, active) in (0..).zip(recovered.active) {
         let (sender, receiver) = channel::bounded(CHANNEL_BLOCKS, CHANNEL_BYTES);
-        let status = Arc::new(WriterStatus::default());
+        let status = Arc::new(WriterStatus::new(active.commit_number));
         let writer = Writer {
             shard,
             connection: active.connection,
             streams: active.streams,
             commit_number: active.commit_number,
-            limits,
+            limits: Arc::clone(&limits),
+            directory: directory.path().to_owned(),
             horizon: Arc::clone(&horizon),
             status: Arc::clone(&status),
             closing: Arc::clone(&closing),
         };
         let thread = std::thread::Builder::new().name(format!("writer-{shard}"));
-        writers.push(thread.spawn(move || writer.run(&receiver))?);
+        // One command at a time: whoever sends one waits for its answer.
+        let (command, queue) = crossbeam_channel::bounded(1);
+        writers.push(thread.spawn(move || writer.run(&receiver, &queue))?);
+        commands.push(command);
         senders.push(sender);
         statuses.push(status);
     }
+    let keeper = Keeper::open(
+        directory.path(),
+        recovered.log_id,
+        recovered.floor,
+        Arc::clone(&horizon),
+        statuses.clone(),
+        recovered.historical.iter().map(|(_, commit_number)| *commit_number).collect(),
+    )
+    .map_err(|error| LogError::Watermark(directory.path().to_owned(), error))?;
+    let keeper = Arc::new(keeper);
+    let keeping = std::thread::Builder::new().name("watermark".to_owned()).spawn({
+        let (keeper, closing) = (Arc::clone(&keeper), Arc::clone(&closing));
+        move || keeper.run(&closing)
+    })?;
+    let started = Happened::Started {
+        version: env!("CARGO_PKG_VERSION"),
+        shards: shard_count,
+        historical: recovered.historical.len() as u32,
+        drains: drain_count,
+        cut_rows: recovered.cut_rows,
+    };
+    let open_epochs = open_epochs(recovered.streams.values().map(|(key, _)| key));
     let mut streams = recovered.streams;
+    // Of a producer's streams only the one of its open epoch can still be written to.
+    streams.retain(|number, (key, _)| open_epochs.get(&key.name).is_none_or(|open| open.number == *number));
     let (mut inboxes, mut drains) = (Vec::new(), Vec::new());
     for ordinal in 0..drain_count as u32 {
         let cpu = cpus[ordinal as usize % cpus.len()];
@@ -171,9 +215,16 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
                 .into_iter()
                 .map(|shard| senders[shard as usize].clone())
                 .collect(),
-            streams: streams.extract_if(|number, _| drain_of(*number, drain_count) == ordinal as usize).collect(),
+            streams: streams
+                .extract_if(|number, _| drain_of(*number, drain_count) == ordinal as usize)
+                .map(|(number, (_, state))| (number, state))
+                .collect(),
+            producers: open_epochs
+                .iter()
+                .filter(|(_, key)| drain_of(key.number, drain_count) == ordinal as usize)
+                .map(|(name, key)| (Arc::clone(name), key.clone()))
+                .collect(),
             horizon: Arc::clone(&horizon),
-            block_events: STRIPE_EVENTS.min(settings.max_batch_size),
         };
         let (inbox, requests) = mpsc::channel(INBOX_REQUESTS);
         let thread = std::thread::Builder::new().name(format!("drain-{ordinal}"));
@@ -194,11 +245,28 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
         inboxes,
         next_anonymous: AtomicUsize::new(0),
         statuses,
-        historical: recovered.historical,
+        historical: recovered.historical.iter().map(|(shard, _)| *shard).collect(),
         closing,
         drains,
         writers,
+        commands,
+        limits,
+        keeper,
+        threads: vec![keeping],
+        started,
     })
+}
+
+/// The stream of each producer's open epoch: the greatest of which anything is known.
+fn open_epochs<'a>(streams: impl Iterator<Item = &'a StreamKey>) -> HashMap<Arc<str>, StreamKey> {
+    let mut open: HashMap<Arc<str>, StreamKey> = HashMap::new();
+    for key in streams.filter(|key| key.number > DAEMON_STREAM) {
+        let newest = open.entry(Arc::clone(&key.name)).or_insert_with(|| key.clone());
+        if key.epoch > newest.epoch {
+            *newest = key.clone();
+        }
+    }
+    open
 }
 
 /// The drain that a stream belongs to for the life of the process.
@@ -233,10 +301,103 @@ impl Log {
     /// Gives the request back if the log is closing.
     pub async fn submit(&self, request: Request) -> Result<(), Request> {
         let drain = match request.source {
-            Source::Producer { stream, .. } => drain_of(stream, self.inboxes.len()),
+            // Not by the number: that of an epoch that was closed in an earlier process may have another remainder.
+            Source::Producer { ref stream, .. } => {
+                self.registry.drain_of(&stream.name).unwrap_or_else(|| drain_of(stream.number, self.inboxes.len()))
+            }
+            Source::Daemon => drain_of(DAEMON_STREAM, self.inboxes.len()),
             Source::Anonymous => self.next_anonymous.fetch_add(1, Ordering::Relaxed) % self.inboxes.len(),
         };
-        self.inboxes[drain].send(request).await.map_err(|error| error.0)
+        let command = Command::Store(request);
+        match self.inboxes[drain].send(command).await {
+            Ok(()) => Ok(()),
+            Err(mpsc::error::SendError(Command::Store(request))) => Err(request),
+            // What was sent is what comes back.
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Tells where a producer is, when everything it sent so far is durable. An unknown one is in epoch 0 and expects 1.
+    ///
+    /// # Errors
+    /// [`NameError`] for a name that cannot be a producer's; none for a log that is closing.
+    pub async fn producer(&self, name: &str) -> Result<Option<ProducerState>, NameError> {
+        check_name(name)?;
+        let Some(drain) = self.registry.drain_of(name) else {
+            return Ok(Some(ProducerState { epoch: 0, next_sequence: 1 }));
+        };
+        let (answer, reply) = oneshot::channel();
+        let (epoch, in_epoch) = oneshot::channel();
+        let command = Command::Describe { name: name.into(), answer, epoch };
+        if self.inboxes[drain].send(command).await.is_err() {
+            return Ok(None);
+        }
+        Ok(match (in_epoch.await, reply.await) {
+            (Ok(epoch), Ok(Ok(ack))) => Some(ProducerState { epoch, next_sequence: ack.next_sequence }),
+            _ => None,
+        })
+    }
+
+    /// Stores a row of the daemon's own and waits until it is durable.
+    ///
+    /// # Errors
+    /// [`Refusal`] if the log is closing.
+    pub async fn tell(&self, happened: &Happened) -> Result<(), Refusal> {
+        let (answer, reply) = oneshot::channel::<Answer>();
+        let memory = Arc::new(Semaphore::new(1)).try_acquire_owned().map_err(|_| Refusal::Closing)?;
+        let events = vec![happened.event(now_ms())];
+        let request = Request { source: Source::Daemon, events, answer, memory };
+        self.submit(request).await.map_err(|_| Refusal::Closing)?;
+        reply.await.map_err(|_| Refusal::Closing)?.map(drop)
+    }
+
+    /// Starts to delete the low end of the log, as far as `hold` allows.
+    ///
+    /// # Errors
+    /// [`LogError`] if a shard cannot be opened for it.
+    pub fn start_retention(
+        &mut self,
+        settings: Arc<Mutex<RetentionSettings>>,
+        hold: HoldSource,
+    ) -> Result<(), LogError> {
+        let mut shards = Vec::new();
+        let shard_error = |error: ShardError| LogError::Recovery(RecoveryError::Shard(error));
+        for (shard, command) in (0..).zip(&self.commands) {
+            let reader = open_reader(&shard_path(self.directory.path(), shard)).map_err(shard_error)?;
+            shards.push((reader, Owner::Writer(command.clone())));
+        }
+        for shard in &self.historical {
+            let path = shard_path(self.directory.path(), *shard);
+            let writer = open_writer(&path, self.log_id, *shard, now_ms()).map_err(shard_error)?;
+            shards.push((open_reader(&path).map_err(shard_error)?, Owner::Here(writer)));
+        }
+        let retention =
+            Retention { settings, horizon: Arc::clone(&self.horizon), keeper: Arc::clone(&self.keeper), shards, hold };
+        let closing = Arc::clone(&self.closing);
+        let thread = std::thread::Builder::new().name("retention".to_owned());
+        self.threads.push(thread.spawn(move || retention.run(&closing))?);
+        Ok(())
+    }
+
+    /// Changes when writers commit, from their next batches on.
+    pub fn set_limits(&self, limits: CommitLimits) {
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
+    }
+
+    /// The position up to which retention has deleted.
+    pub fn floor(&self) -> u64 {
+        self.keeper.floor()
+    }
+
+    /// Tells the floor, also after this value was moved.
+    pub fn floor_source(&self) -> impl Fn() -> u64 + Send + Sync + 'static {
+        let keeper = Arc::clone(&self.keeper);
+        move || keeper.floor()
+    }
+
+    /// What there is to tell of this start.
+    pub fn started(&self) -> &Happened {
+        &self.started
     }
 
     /// What the log shows of itself.
@@ -255,10 +416,17 @@ impl Log {
         LogReport {
             log_id: self.log_id,
             horizon: self.horizon.position(),
+            floor: self.keeper.floor(),
             uncommitted: self.horizon.uncommitted(),
             drains: self.inboxes.len(),
             shards: active.chain(historical).collect(),
         }
+    }
+
+    /// Store shards that could not be written for a while, and can be again since this was asked last: number and reason.
+    pub fn take_overcome(&self) -> Vec<(u32, String)> {
+        let statuses = (0..).zip(&self.statuses);
+        statuses.filter_map(|(shard, status)| Some((shard, status.take_overcome()?))).collect()
     }
 
     /// Takes no more requests, commits what was taken, and ends the threads. Blocks.
@@ -268,6 +436,7 @@ impl Log {
     pub fn close(self) -> Result<(), String> {
         self.closing.close();
         drop(self.inboxes);
+        drop(self.commands);
         for drain in self.drains {
             // A panic has ended the process already.
             let _ = drain.join();
@@ -277,6 +446,12 @@ impl Log {
             if let Ok(Err(reason)) = writer.join() {
                 result = Err(reason);
             }
+        }
+        for thread in self.threads {
+            let _ = thread.join();
+        }
+        if let Err(error) = self.keeper.close() {
+            tracing::error!("the watermark cannot be written: {error}");
         }
         result
     }

@@ -1,8 +1,8 @@
 //! Reads the log in position order, merged over all shards.
 //!
 //! A reader takes the horizon before it opens its snapshots, so it never sees a position above it (LOG-3). It stops at
-//! a missing position and at a row that does not match its checksum, and never skips one. It assumes nothing about
-//! which shard holds what.
+//! a missing position and at a row that does not match its checksum, and never skips one, except positions that an
+//! operator has given up as lost. It assumes nothing about which shard holds what.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use lanes_core::event::Event;
 use rusqlite::{Connection, Row, params};
 
 use super::directory::{existing_shards, shard_path};
-use super::shard::{self, EventRow, ShardError};
+use super::shard::{self, EventRow, LossRange, ShardError, read_losses};
 
 /// An event with its place in the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +21,15 @@ pub struct StoredEvent {
     pub stored_at: i64,
     /// The event as it was sent.
     pub event: Event,
+}
+
+/// A part of the log.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Chunk {
+    /// Its events, in position order.
+    pub events: Vec<StoredEvent>,
+    /// Everything up to this position is in the chunk or before it.
+    pub scanned_to: u64,
 }
 
 /// Why the log cannot be read. The text is one line.
@@ -47,6 +56,7 @@ pub enum ReadError {
 #[derive(Debug)]
 pub struct LogReader {
     shards: Vec<(Connection, PathBuf)>,
+    losses: Vec<LossRange>,
 }
 
 const SELECT: &str = "
@@ -60,11 +70,14 @@ impl LogReader {
     /// [`ReadError`] if one cannot be opened.
     pub fn open(directory: &Path) -> Result<LogReader, ReadError> {
         let mut shards = Vec::new();
+        let mut losses = Vec::new();
         for number in existing_shards(directory)? {
             let path = shard_path(directory, number);
-            shards.push((shard::open_reader(&path)?, path));
+            let connection = shard::open_reader(&path)?;
+            losses.extend(read_losses(&connection, &path)?);
+            shards.push((connection, path));
         }
-        Ok(LogReader { shards })
+        Ok(LogReader { shards, losses })
     }
 
     /// The events after position `after` up to `horizon`, at most `maximum_events` of them, and no more once they have
@@ -78,7 +91,7 @@ impl LogReader {
         horizon: u64,
         maximum_events: u64,
         maximum_bytes: usize,
-    ) -> Result<Vec<StoredEvent>, ReadError> {
+    ) -> Result<Chunk, ReadError> {
         let until = horizon.min(after.saturating_add(maximum_events));
         let mut statements = Vec::new();
         for (connection, path) in &self.shards {
@@ -93,23 +106,34 @@ impl LogReader {
             cursor.advance()?;
             cursors.push(cursor);
         }
-        let mut events = Vec::new();
+        let mut chunk = Chunk { events: Vec::new(), scanned_to: after };
         let mut bytes = 0;
         for position in after + 1..=until {
             let mut holders =
                 cursors.iter_mut().filter(|cursor| cursor.next.as_ref().is_some_and(|next| next.position == position));
-            let cursor = holders.next().ok_or(ReadError::Missing(position))?;
+            let Some(cursor) = holders.next() else {
+                if self.is_lost(position) {
+                    chunk.scanned_to = position;
+                    continue;
+                }
+                return Err(ReadError::Missing(position));
+            };
             if holders.next().is_some() {
                 return Err(ReadError::Twice(position));
             }
-            events.extend(cursor.next.take());
+            chunk.events.extend(cursor.next.take());
+            chunk.scanned_to = position;
             cursor.advance()?;
-            bytes += events.last().map_or(0, |stored| stored.event.size_bytes());
+            bytes += chunk.events.last().map_or(0, |stored| stored.event.size_bytes());
             if bytes >= maximum_bytes {
                 break;
             }
         }
-        Ok(events)
+        Ok(chunk)
+    }
+
+    fn is_lost(&self, position: u64) -> bool {
+        self.losses.iter().any(|range| (range.first_position..=range.last_position).contains(&position))
     }
 }
 

@@ -2,13 +2,17 @@
 //!
 //! Format, schema version 1 (`PRAGMA user_version`), application id `0x706c616e` ("plan"):
 //! - `log`: one row: the log's id, the shard's number, the number of its last commit and the horizon at that moment.
-//! - `stream`: number ► name and epoch, for the streams that this shard holds something of.
+//! - `stream`: number ► name and epoch, for the streams that this shard holds something of, with a `crc`: under another
+//!   name a producer's resends would be stored again.
 //! - `event`: one row a position. `crc` is CRC-32C over the other columns and is checked by every reader.
-//! - `receipt`: "this range of this stream is stored here", one row a contiguous run of a commit, with its own `crc`.
+//! - `receipt`: what became of a range of a stream's numbers ([`ReceiptKind`]), one row a contiguous run of a commit,
+//!   with its own `crc`.
+//! - `loss`: ranges of positions that were lost and given up with `--accept-loss`; readers pass over them.
 //!
 //! WAL, `synchronous = FULL`, both read back. There is one read-write connection per file, the writer's; readers open
 //! read-only ones.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -21,7 +25,7 @@ pub const SCHEMA_VERSION: i64 = 1;
 const APPLICATION_ID: i64 = 0x706c_616e;
 
 /// SQLite before 3.51.3 can lose commits when a WAL is reset (<https://sqlite.org/wal.html#walresetbug>).
-const MINIMUM_SQLITE_VERSION: i32 = 3_051_003;
+pub const MINIMUM_SQLITE_VERSION: i32 = 3_051_003;
 
 const SCHEMA: &str = "
 CREATE TABLE log (
@@ -35,7 +39,8 @@ CREATE TABLE log (
 CREATE TABLE stream (
     stream INTEGER PRIMARY KEY,
     name   TEXT NOT NULL,
-    epoch  INTEGER NOT NULL
+    epoch  INTEGER NOT NULL,
+    crc    INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE event (
     position  INTEGER PRIMARY KEY,
@@ -53,9 +58,16 @@ CREATE TABLE receipt (
     stream         INTEGER NOT NULL,
     first_sequence INTEGER NOT NULL CHECK (first_sequence >= 1),
     last_sequence  INTEGER NOT NULL CHECK (last_sequence >= first_sequence),
+    kind           INTEGER NOT NULL CHECK (kind BETWEEN 0 AND 2),
     crc            INTEGER NOT NULL,
     PRIMARY KEY (stream, first_sequence)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE loss (
+    first_position INTEGER PRIMARY KEY,
+    last_position  INTEGER NOT NULL CHECK (last_position >= first_position),
+    accepted_at    INTEGER NOT NULL,
+    crc            INTEGER NOT NULL
+) STRICT;
 ";
 
 /// Why a shard file cannot be used. The text is one line and names the file.
@@ -128,15 +140,223 @@ impl EventRow<'_> {
         }
         crc
     }
+
+    /// Writes the row.
+    ///
+    /// # Errors
+    /// SQLite's; a row at the same position is one.
+    pub fn insert(&self, connection: &Connection) -> rusqlite::Result<()> {
+        let mut insert = connection.prepare_cached(
+            "INSERT INTO event (position, stream, sequence, cpu, type, key, ts, stored_at, payload, crc)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+        )?;
+        insert
+            .execute(params![
+                self.position,
+                self.stream,
+                self.sequence,
+                self.cpu,
+                self.event_type,
+                self.key,
+                self.ts,
+                self.stored_at,
+                self.payload,
+                self.crc()
+            ])
+            .map(drop)
+    }
 }
 
-/// CRC-32C over a receipt's columns, little-endian.
-pub fn receipt_crc(stream: u64, first_sequence: u64, last_sequence: u64) -> u32 {
-    let mut bytes = [0u8; 24];
-    bytes[..8].copy_from_slice(&stream.to_le_bytes());
-    bytes[8..16].copy_from_slice(&first_sequence.to_le_bytes());
-    bytes[16..].copy_from_slice(&last_sequence.to_le_bytes());
-    crc32c::crc32c(&bytes)
+/// A row of `stream`, without its checksum.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamRow<'a> {
+    /// The stream's number.
+    pub number: u64,
+    /// The producer's name.
+    pub name: &'a str,
+    /// The producer's epoch.
+    pub epoch: u64,
+}
+
+impl StreamRow<'_> {
+    /// CRC-32C over the numbers, little-endian, and the name.
+    pub fn crc(&self) -> u32 {
+        crc32c::crc32c_append(crc_of_numbers(&[self.number, self.epoch]), self.name.as_bytes())
+    }
+
+    /// Writes the row; nothing if it is there.
+    ///
+    /// # Errors
+    /// SQLite's.
+    pub fn insert(&self, connection: &Connection) -> rusqlite::Result<()> {
+        let statement = "INSERT OR IGNORE INTO stream (stream, name, epoch, crc) VALUES (?1, ?2, ?3, ?4)";
+        connection.execute(statement, params![self.number, self.name, self.epoch, self.crc()]).map(drop)
+    }
+}
+
+/// Number ► name and epoch of all streams of a shard.
+///
+/// # Errors
+/// [`ShardError`]: SQLite's errors, and rows that do not match their checksum.
+pub fn read_streams(connection: &Connection, path: &Path) -> Result<HashMap<u64, (String, u64)>, ShardError> {
+    let sqlite = |error| ShardError::Sqlite(path.to_owned(), error);
+    let mut statement = connection.prepare("SELECT stream, name, epoch, crc FROM stream").map_err(sqlite)?;
+    let mut rows = statement.query([]).map_err(sqlite)?;
+    let mut streams = HashMap::new();
+    while let Some(row) = rows.next().map_err(sqlite)? {
+        let read =
+            || Ok((row.get::<_, u64>(0)?, row.get::<_, String>(1)?, row.get::<_, u64>(2)?, row.get::<_, u32>(3)?));
+        let (number, name, epoch, crc) = read().map_err(sqlite)?;
+        if (StreamRow { number, name: &name, epoch }).crc() != crc {
+            let text = format!("the name \"{name}\" of stream {number} does not match its checksum");
+            return Err(ShardError::Contents(path.to_owned(), text));
+        }
+        streams.insert(number, (name, epoch));
+    }
+    Ok(streams)
+}
+
+/// What became of a range of a stream's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ReceiptKind {
+    /// The events are in this shard.
+    Stored,
+    /// They were, until retention deleted them.
+    Expired,
+    /// They were stored, and lost by the disk; an operator accepted it.
+    Lost,
+}
+
+impl ReceiptKind {
+    /// The number in the column `kind`.
+    pub fn number(self) -> u8 {
+        match self {
+            ReceiptKind::Stored => 0,
+            ReceiptKind::Expired => 1,
+            ReceiptKind::Lost => 2,
+        }
+    }
+
+    /// The kind that a number in the column means.
+    pub fn from_number(number: u8) -> Option<ReceiptKind> {
+        [ReceiptKind::Stored, ReceiptKind::Expired, ReceiptKind::Lost].into_iter().find(|kind| kind.number() == number)
+    }
+}
+
+/// A row of `receipt`, without its checksum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Receipt {
+    /// The stream's number.
+    pub stream: u64,
+    /// First number of the range.
+    pub first_sequence: u64,
+    /// Last number of the range.
+    pub last_sequence: u64,
+    /// What became of it.
+    pub kind: ReceiptKind,
+}
+
+impl Receipt {
+    /// CRC-32C over the columns, little-endian.
+    pub fn crc(&self) -> u32 {
+        let fields = [self.stream, self.first_sequence, self.last_sequence, u64::from(self.kind.number())];
+        crc_of_numbers(&fields)
+    }
+
+    /// Writes the row.
+    ///
+    /// # Errors
+    /// SQLite's; a row for the same beginning is one.
+    pub fn insert(&self, connection: &Connection) -> rusqlite::Result<()> {
+        let mut insert = connection.prepare_cached(
+            "INSERT INTO receipt (stream, first_sequence, last_sequence, kind, crc) VALUES (?1, ?2, ?3, ?4, ?5)",
+        )?;
+        let kind = self.kind.number();
+        insert.execute(params![self.stream, self.first_sequence, self.last_sequence, kind, self.crc()]).map(drop)
+    }
+}
+
+/// All receipts of a shard.
+///
+/// # Errors
+/// [`ShardError`]: SQLite's errors, and receipts that do not match their checksum.
+pub fn read_receipts(connection: &Connection, path: &Path) -> Result<Vec<Receipt>, ShardError> {
+    let sqlite = |error| ShardError::Sqlite(path.to_owned(), error);
+    let read = || -> rusqlite::Result<Vec<(Receipt, bool)>> {
+        connection
+            .prepare("SELECT stream, first_sequence, last_sequence, kind, crc FROM receipt")?
+            .query_map([], |row| {
+                let kind = ReceiptKind::from_number(row.get(3)?);
+                let receipt = Receipt {
+                    stream: row.get(0)?,
+                    first_sequence: row.get(1)?,
+                    last_sequence: row.get(2)?,
+                    kind: kind.unwrap_or(ReceiptKind::Stored),
+                };
+                Ok((receipt, kind.is_some() && receipt.crc() == row.get::<_, u32>(4)?))
+            })?
+            .collect()
+    };
+    let receipts = read().map_err(sqlite)?;
+    if let Some((bad, _)) = receipts.iter().find(|(_, matches)| !matches) {
+        let Receipt { stream, first_sequence, last_sequence, .. } = bad;
+        return Err(ShardError::Contents(
+            path.to_owned(),
+            format!("receipt {first_sequence} to {last_sequence} of stream {stream} does not match its checksum"),
+        ));
+    }
+    Ok(receipts.into_iter().map(|(receipt, _)| receipt).collect())
+}
+
+/// A range of positions that was lost and given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LossRange {
+    /// First position that is in no shard.
+    pub first_position: u64,
+    /// Last position that is in no shard.
+    pub last_position: u64,
+}
+
+impl LossRange {
+    /// Writes the row. `accepted_at` in milliseconds since 1970 UTC.
+    ///
+    /// # Errors
+    /// SQLite's.
+    pub fn insert(&self, connection: &Connection, accepted_at: i64) -> rusqlite::Result<()> {
+        let crc = crc_of_numbers(&[self.first_position, self.last_position, accepted_at as u64]);
+        let statement = "INSERT INTO loss (first_position, last_position, accepted_at, crc) VALUES (?1, ?2, ?3, ?4)";
+        connection.execute(statement, params![self.first_position, self.last_position, accepted_at, crc]).map(drop)
+    }
+}
+
+/// All ranges of a shard that were lost and given up.
+///
+/// # Errors
+/// [`ShardError`]: SQLite's errors, and rows that do not match their checksum.
+pub fn read_losses(connection: &Connection, path: &Path) -> Result<Vec<LossRange>, ShardError> {
+    let sqlite = |error| ShardError::Sqlite(path.to_owned(), error);
+    let read = || -> rusqlite::Result<Vec<(LossRange, bool)>> {
+        connection
+            .prepare("SELECT first_position, last_position, accepted_at, crc FROM loss")?
+            .query_map([], |row| {
+                let range = LossRange { first_position: row.get(0)?, last_position: row.get(1)? };
+                let fields = [range.first_position, range.last_position, row.get::<_, i64>(2)? as u64];
+                Ok((range, crc_of_numbers(&fields) == row.get::<_, u32>(3)?))
+            })?
+            .collect()
+    };
+    let losses = read().map_err(sqlite)?;
+    if losses.iter().any(|(_, matches)| !matches) {
+        return Err(ShardError::Contents(
+            path.to_owned(),
+            "a row of table loss does not match its checksum".to_owned(),
+        ));
+    }
+    Ok(losses.into_iter().map(|(range, _)| range).collect())
+}
+
+fn crc_of_numbers(numbers: &[u64]) -> u32 {
+    numbers.iter().fold(0, |crc, number| crc32c::crc32c_append(crc, &number.to_le_bytes()))
 }
 
 /// The read-write connection to a shard, creating the file if it is not there.
@@ -202,13 +422,18 @@ pub fn open_reader(path: &Path) -> Result<Connection, ShardError> {
 
 /// The id of the log that a shard file belongs to, or none if nothing was ever written to it.
 ///
+/// The file is opened for writing, because a crash in the middle of its creation leaves a journal that only a writer can
+/// roll back.
+///
 /// # Errors
 /// [`ShardError`], also for a file that is not a shard of this schema version.
 pub fn log_id(path: &Path, shard: u32) -> Result<Option<Uuid>, ShardError> {
-    let connection = open_reader(path)?;
-    let tables: i64 = connection
-        .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
-        .map_err(|error| ShardError::Sqlite(path.to_owned(), error))?;
+    let sqlite = |error| ShardError::Sqlite(path.to_owned(), error);
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(sqlite)?;
+    connection.busy_timeout(Duration::from_secs(5)).map_err(sqlite)?;
+    let tables: i64 =
+        connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).map_err(sqlite)?;
     if tables == 0 { Ok(None) } else { read_header(&connection, path, shard).map(|header| Some(header.log_id)) }
 }
 

@@ -4,7 +4,7 @@
 //! drain `number mod n` for the life of the process, so in a stream position order is sequence order. The numbers
 //! below [`FIRST_PRODUCER`] are the drains' own streams, for events that come without a producer's name.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lanes_core::log::interval::IntervalSet;
@@ -31,62 +31,129 @@ pub enum NameError {
     TooMany(usize),
 }
 
+/// The number of the stream of the daemon's own rows. Drains are numbered below it.
+pub const DAEMON_STREAM: u64 = FIRST_PRODUCER - 1;
+
 /// The name of a drain's own stream.
 pub fn drain_stream_name(drain: u32) -> String {
     format!("{RESERVED_NAME_PREFIX}drain.{drain}")
 }
 
-/// Names ► numbers of all streams of the log.
+/// The name of the stream of the daemon's own rows.
+pub fn daemon_stream_name() -> String {
+    format!("{RESERVED_NAME_PREFIX}daemon")
+}
+
+/// A stream: a producer in one epoch, a drain's own, or the daemon's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamKey {
+    /// Its number, under which it is stored.
+    pub number: u64,
+    /// The producer's name.
+    pub name: Arc<str>,
+    /// The producer's epoch; 0 for other streams.
+    pub epoch: u64,
+}
+
+/// Names and epochs ► numbers of all streams of the log.
+///
+/// All epochs of a producer belong to one drain, that of its newest one, which so sees their requests in one order: a
+/// stream that is new gets a number of the same remainder.
 #[derive(Debug)]
 pub struct StreamRegistry {
     maximum: usize,
+    drains: u64,
     streams: Mutex<Streams>,
 }
 
 #[derive(Debug)]
 struct Streams {
-    numbers: HashMap<Arc<str>, u64>,
+    producers: HashMap<Arc<str>, Producer>,
+    count: usize,
     next: u64,
 }
 
+#[derive(Debug)]
+struct Producer {
+    drain: u64,
+    /// Epoch ► number of the stream.
+    epochs: BTreeMap<u64, u64>,
+}
+
 impl StreamRegistry {
-    /// The registry of a log that holds `streams`, for at most `maximum` names.
-    pub fn new<'a>(streams: impl Iterator<Item = (u64, &'a Arc<str>)>, maximum: usize) -> StreamRegistry {
-        let numbers: HashMap<_, _> = streams.map(|(number, name)| (Arc::clone(name), number)).collect();
-        let next = numbers.values().map(|number| number + 1).max().unwrap_or(0).max(FIRST_PRODUCER);
-        StreamRegistry { maximum, streams: Mutex::new(Streams { numbers, next }) }
+    /// The registry of a log that holds `streams`, for at most `maximum` of them, served by `drains` drains.
+    pub fn new<'a>(streams: impl Iterator<Item = &'a StreamKey>, maximum: usize, drains: usize) -> StreamRegistry {
+        let drains = drains as u64;
+        let mut newest: Vec<&StreamKey> = streams.filter(|key| key.number >= FIRST_PRODUCER).collect();
+        // The newest epoch last, so that it decides the drain: only its stream can still be written to.
+        newest.sort_unstable_by_key(|key| key.epoch);
+        let (mut producers, count) = (HashMap::<Arc<str>, Producer>::new(), newest.len());
+        let next = newest.iter().map(|key| key.number + 1).max().unwrap_or(FIRST_PRODUCER);
+        for key in newest {
+            let producer = producers
+                .entry(Arc::clone(&key.name))
+                .or_insert_with(|| Producer { drain: 0, epochs: BTreeMap::new() });
+            producer.drain = key.number % drains;
+            producer.epochs.insert(key.epoch, key.number);
+        }
+        StreamRegistry { maximum, drains, streams: Mutex::new(Streams { producers, count, next }) }
     }
 
-    /// The number of the producer `name`, a new one if it is not known.
+    /// The stream of the producer `name` in `epoch`, a new one if it is not known.
     ///
     /// # Errors
     /// [`NameError`] if the name cannot be a producer's or there is no room for another.
-    pub fn producer(&self, name: &str) -> Result<(u64, Arc<str>), NameError> {
-        if name.is_empty() || name.len() > MAXIMUM_NAME_BYTES || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(NameError::Malformed(name.to_owned()));
-        }
-        if name.starts_with(RESERVED_NAME_PREFIX) {
-            return Err(NameError::Reserved(name.to_owned()));
-        }
+    pub fn producer(&self, name: &str, epoch: u64) -> Result<StreamKey, NameError> {
+        check_name(name)?;
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((name, number)) = streams.numbers.get_key_value(name) {
-            return Ok((*number, Arc::clone(name)));
+        let known = streams.producers.get_key_value(name);
+        if let Some((name, number)) = known.and_then(|(name, producer)| Some((name, producer.epochs.get(&epoch)?))) {
+            return Ok(StreamKey { number: *number, name: Arc::clone(name), epoch });
         }
-        if streams.numbers.len() >= self.maximum {
-            return Err(NameError::TooMany(streams.numbers.len()));
+        if streams.count >= self.maximum {
+            return Err(NameError::TooMany(streams.count));
         }
-        let (name, number): (Arc<str>, u64) = (name.into(), streams.next);
-        streams.next += 1;
-        streams.numbers.insert(Arc::clone(&name), number);
-        Ok((number, name))
+        let drain = known.map(|(_, producer)| producer.drain);
+        let mut number = streams.next;
+        while drain.is_some_and(|drain| number % self.drains != drain) {
+            number += 1;
+        }
+        streams.next = number + 1;
+        streams.count += 1;
+        let name: Arc<str> = known_or_new(&streams.producers, name);
+        let fresh = || Producer { drain: number % self.drains, epochs: BTreeMap::new() };
+        streams.producers.entry(Arc::clone(&name)).or_insert_with(fresh).epochs.insert(epoch, number);
+        Ok(StreamKey { number, name, epoch })
+    }
+
+    /// The drain of the producer `name`; none if it is not known.
+    pub fn drain_of(&self, name: &str) -> Option<usize> {
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.producers.get(name).map(|producer| producer.drain as usize)
     }
 }
 
-/// What a drain knows of one of its streams.
-#[derive(Debug, Clone)]
+/// Checks a producer's name.
+///
+/// # Errors
+/// [`NameError`] if the name cannot be a producer's.
+pub fn check_name(name: &str) -> Result<(), NameError> {
+    if name.is_empty() || name.len() > MAXIMUM_NAME_BYTES || !name.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(NameError::Malformed(name.to_owned()));
+    }
+    if name.starts_with(RESERVED_NAME_PREFIX) {
+        return Err(NameError::Reserved(name.to_owned()));
+    }
+    Ok(())
+}
+
+fn known_or_new(producers: &HashMap<Arc<str>, Producer>, name: &str) -> Arc<str> {
+    producers.get_key_value(name).map_or_else(|| name.into(), |(name, _)| Arc::clone(name))
+}
+
+/// What a drain knows of one of its streams. The default is a stream of which nothing is stored.
+#[derive(Debug, Clone, Default)]
 pub struct StreamState {
-    /// The stream's name.
-    pub name: Arc<str>,
     /// Sequences that are stored or in flight.
     pub covered: IntervalSet,
     /// Last sequence and last position of the blocks that may still be in flight, ascending.
@@ -94,11 +161,6 @@ pub struct StreamState {
 }
 
 impl StreamState {
-    /// A stream of which nothing is stored.
-    pub fn new(name: Arc<str>) -> StreamState {
-        StreamState { name, covered: IntervalSet::default(), in_flight: VecDeque::new() }
-    }
-
     /// The sequence that comes next: producers number from 1 without holes.
     pub fn next_sequence(&self) -> u64 {
         self.covered.first_missing(1)
@@ -124,29 +186,53 @@ impl StreamState {
 mod tests {
     use super::*;
 
-    #[test]
-    fn names_keep_their_numbers() {
-        let known: [(u64, Arc<str>); 2] = [(0, drain_stream_name(0).into()), (2000, "old".into())];
-        let registry = StreamRegistry::new(known.iter().map(|(number, name)| (*number, name)), 4);
-        assert_eq!(registry.producer("old").unwrap().0, 2000);
-        assert_eq!(registry.producer("new").unwrap().0, 2001);
-        assert_eq!(registry.producer("new").unwrap().0, 2001);
-        assert_eq!(registry.producer("newer").unwrap().0, 2002);
-        assert_eq!(registry.producer("one more"), Err(NameError::Malformed("one more".into())));
-        assert_eq!(registry.producer("newest"), Err(NameError::TooMany(4)));
-        assert_eq!(registry.producer("old").unwrap().0, 2000);
-        assert!(matches!(registry.producer("ingestd.drain.0"), Err(NameError::Reserved(_))));
-        assert!(matches!(registry.producer(&"x".repeat(256)), Err(NameError::Malformed(_))));
+    fn key(number: u64, name: &str, epoch: u64) -> StreamKey {
+        StreamKey { number, name: name.into(), epoch }
     }
 
     #[test]
-    fn the_first_producer_comes_after_the_drains() {
-        assert_eq!(StreamRegistry::new([].into_iter(), 4).producer("a").unwrap().0, FIRST_PRODUCER);
+    fn names_keep_their_numbers() {
+        let known = [key(0, &drain_stream_name(0), 0), key(2000, "old", 0)];
+        let registry = StreamRegistry::new(known.iter(), 3, 2);
+        assert_eq!(registry.producer("old", 0).unwrap().number, 2000);
+        assert_eq!(registry.producer("new", 0).unwrap(), key(2001, "new", 0));
+        assert_eq!(registry.producer("new", 0).unwrap(), key(2001, "new", 0));
+        assert_eq!(registry.producer("newer", 0).unwrap().number, 2002);
+        assert_eq!(registry.producer("one more", 0), Err(NameError::Malformed("one more".into())));
+        assert_eq!(registry.producer("newest", 0), Err(NameError::TooMany(3)));
+        assert_eq!(registry.producer("old", 1), Err(NameError::TooMany(3)));
+        assert_eq!(registry.producer("old", 0).unwrap().number, 2000);
+        assert!(matches!(registry.producer("ingestd.drain.0", 0), Err(NameError::Reserved(_))));
+        assert!(matches!(registry.producer(&"x".repeat(256), 0), Err(NameError::Malformed(_))));
+        assert_eq!(registry.drain_of("new"), Some(1));
+        assert_eq!(registry.drain_of("unknown"), None);
+    }
+
+    #[test]
+    fn all_epochs_of_a_producer_belong_to_one_drain() {
+        for drains in 1..8 {
+            let known = [key(1030, "p", 0), key(1041, "p", 3), key(1035, "q", 0)];
+            let registry = StreamRegistry::new(known.iter(), 1000, drains);
+            let drain = 1041 % drains as u64;
+            for epoch in 4..20 {
+                let stream = registry.producer("p", epoch).unwrap();
+                assert_eq!(stream.number % drains as u64, drain);
+                assert!(stream.number > 1041);
+                registry.producer(&format!("other-{epoch}"), 0).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_producer_comes_after_the_drains_and_the_daemon() {
+        let registry = StreamRegistry::new([].into_iter(), 4, 1);
+        assert_eq!(registry.producer("a", 0).unwrap().number, FIRST_PRODUCER);
+        assert_eq!(DAEMON_STREAM + 1, FIRST_PRODUCER);
     }
 
     #[test]
     fn a_resend_waits_for_what_it_needs_and_no_more() {
-        let mut stream = StreamState::new("s".into());
+        let mut stream = StreamState::default();
         assert_eq!(stream.next_sequence(), 1);
         stream.sent(1, 100, 10, 0);
         stream.sent(11, 200, 5, 0);

@@ -10,15 +10,18 @@
 //! repair.
 
 use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rusqlite::{Connection, ErrorCode, params};
+use crossbeam_channel::{Receiver, Sender};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
-use super::channel::{Block, BlockReceiver};
+use super::channel::{Block, BlockReceiver, Input};
+use super::expire::expire;
 use super::horizon::Horizon;
-use super::shard::{EventRow, receipt_crc};
+use super::shard::{EventRow, Receipt, ReceiptKind, StreamRow};
 
 /// The most bytes of events in a transaction, so that memory is bounded by bytes as well (LOG-6).
 pub const BATCH_BYTES: usize = 16 << 20;
@@ -31,8 +34,12 @@ const LAST_RETRY: Duration = Duration::from_secs(5);
 pub struct WriterStatus {
     /// Why it waits, if it does.
     waiting: Mutex<Option<String>>,
+    /// Why it waited, when that is over and nobody has taken it yet.
+    overcome: Mutex<Option<String>>,
     /// Events committed since the start of the process.
     committed: AtomicU64,
+    /// The number of the shard's last commit.
+    commit_number: AtomicU64,
 }
 
 impl WriterStatus {
@@ -41,9 +48,24 @@ impl WriterStatus {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Why the writer waited, once when that is over.
+    pub fn take_overcome(&self) -> Option<String> {
+        self.overcome.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
     /// Events committed since the start of the process.
     pub fn committed(&self) -> u64 {
         self.committed.load(Ordering::Relaxed)
+    }
+
+    /// The number of the shard's last commit, which is durable.
+    pub fn commit_number(&self) -> u64 {
+        self.commit_number.load(Ordering::Acquire)
+    }
+
+    /// The status of a shard whose last commit has this number.
+    pub fn new(commit_number: u64) -> WriterStatus {
+        WriterStatus { commit_number: AtomicU64::new(commit_number), ..WriterStatus::default() }
     }
 
     fn set_waiting(&self, reason: Option<String>) {
@@ -68,7 +90,7 @@ impl Closing {
     }
 
     /// Waits for `duration`; true if the log closes before or meanwhile.
-    fn wait(&self, duration: Duration) -> bool {
+    pub fn wait(&self, duration: Duration) -> bool {
         let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let open = |_: &mut ()| !self.closing.load(Ordering::SeqCst);
         drop(self.wake.wait_timeout_while(guard, duration, open));
@@ -83,6 +105,18 @@ pub struct CommitLimits {
     pub events: usize,
     /// The longest time from a batch's first event to its commit.
     pub latency: Duration,
+    /// Free bytes on the disk below which nothing is written.
+    pub disk_reserve_bytes: u64,
+}
+
+/// Retention's command to a writer: delete at most `rows` events at or below `floor`.
+pub struct Expire {
+    /// The floor.
+    pub floor: u64,
+    /// The most rows.
+    pub rows: u64,
+    /// Gets the number of rows, or what is wrong.
+    pub done: Sender<Result<u64, String>>,
 }
 
 /// One shard's writer.
@@ -95,8 +129,10 @@ pub struct Writer {
     pub streams: HashSet<u64>,
     /// The number of the shard's last commit.
     pub commit_number: u64,
-    /// When to commit.
-    pub limits: CommitLimits,
+    /// When to commit; may be changed between two batches.
+    pub limits: Arc<Mutex<CommitLimits>>,
+    /// The directory whose disk has the reserve.
+    pub directory: PathBuf,
     /// The log's horizon.
     pub horizon: Arc<Horizon>,
     /// What the status shows.
@@ -110,18 +146,29 @@ impl Writer {
     ///
     /// # Errors
     /// A text for the log if the last batches could not be written because the log was closed while the disk refused.
-    pub fn run(mut self, input: &BlockReceiver) -> Result<(), String> {
+    pub fn run(mut self, input: &BlockReceiver, commands: &Receiver<Expire>) -> Result<(), String> {
         let mut left_over = None;
-        while let Some(first) = left_over.take().or_else(|| input.receive()) {
+        loop {
+            let first = match left_over.take() {
+                Some(block) => block,
+                None => match input.receive_or(commands) {
+                    Input::Block(block) => block,
+                    Input::Command(Expire { floor, rows, done }) => {
+                        let deleted = expire(&mut self.connection, floor, rows).map_err(|error| error.to_string());
+                        // Whoever asked is gone only when the log closes.
+                        let _ = done.send(deleted);
+                        continue;
+                    }
+                    Input::Closed => return Ok(()),
+                },
+            };
+            let limits = self.limits();
             let started = Instant::now();
             let mut batch = Batch::default();
             batch.push(first);
-            while batch.events < self.limits.events
-                && batch.bytes < BATCH_BYTES
-                && started.elapsed() < self.limits.latency
-            {
+            while batch.events < limits.events && batch.bytes < BATCH_BYTES && started.elapsed() < limits.latency {
                 match input.try_receive() {
-                    Some(block) if batch.events + block.events.len() > self.limits.events => {
+                    Some(block) if batch.events + block.events.len() > limits.events => {
                         left_over = Some(block);
                         break;
                     }
@@ -134,16 +181,20 @@ impl Writer {
             self.status.committed.fetch_add(batch.events as u64, Ordering::Relaxed);
             self.horizon.complete(&firsts);
         }
-        Ok(())
+    }
+
+    fn limits(&self) -> CommitLimits {
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Commits a batch, however long it takes.
     fn write(&mut self, batch: &Batch) -> Result<(), String> {
         let mut pause = FIRST_RETRY;
         loop {
-            let Err(error) = self.commit(batch) else {
-                if self.status.waiting().is_some() {
+            let Err(error) = self.check_reserve().and_then(|()| self.commit(batch)) else {
+                if let Some(reason) = self.status.waiting() {
                     tracing::info!(shard = self.shard, "store shard accepts writes again");
+                    *self.status.overcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
                     self.status.set_waiting(None);
                 }
                 return Ok(());
@@ -166,34 +217,37 @@ impl Writer {
         }
     }
 
+    /// A disk whose free space is down to the reserve counts as full: what is left is for deletes and checkpoints.
+    fn check_reserve(&self) -> rusqlite::Result<()> {
+        let reserve = self.limits().disk_reserve_bytes;
+        if reserve == 0 {
+            return Ok(());
+        }
+        let free = rustix::fs::statvfs(&self.directory).map_or(u64::MAX, |disk| disk.f_bavail * disk.f_frsize);
+        if free >= reserve {
+            return Ok(());
+        }
+        let text = format!("{free} bytes are free on its disk, and disk_reserve_bytes keeps {reserve}");
+        Err(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL), Some(text)))
+    }
+
     fn commit(&mut self, batch: &Batch) -> rusqlite::Result<()> {
         let stored_at = now_ms();
         let transaction = self.connection.transaction()?;
         let mut new_streams = Vec::new();
         let mut receipts: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         {
-            let mut insert_receipt = transaction.prepare_cached(
-                "INSERT INTO receipt (stream, first_sequence, last_sequence, crc) VALUES (?1, ?2, ?3, ?4)",
-            )?;
-            let mut write_receipt = |stream: u64, (first, last): (u64, u64)| {
-                insert_receipt.execute(params![stream, first, last, receipt_crc(stream, first, last)]).map(drop)
-            };
-            let mut insert_event = transaction.prepare_cached(
-                "INSERT INTO event (position, stream, sequence, cpu, type, key, ts, stored_at, payload, crc)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
-            )?;
             for block in &batch.blocks {
-                if !self.streams.contains(&block.stream) && !new_streams.contains(&block.stream) {
-                    transaction.execute(
-                        "INSERT INTO stream (stream, name, epoch) VALUES (?1, ?2, 0)",
-                        params![block.stream, &*block.stream_name],
-                    )?;
-                    new_streams.push(block.stream);
+                let stream = block.stream.number;
+                if !self.streams.contains(&stream) && !new_streams.contains(&stream) {
+                    StreamRow { number: stream, name: &block.stream.name, epoch: block.stream.epoch }
+                        .insert(&transaction)?;
+                    new_streams.push(stream);
                 }
                 for (event, offset) in block.events.iter().zip(0u64..) {
                     let row = EventRow {
                         position: block.first_position + offset,
-                        stream: block.stream,
+                        stream,
                         sequence: block.first_sequence + offset,
                         cpu: block.cpu,
                         event_type: &event.event_type,
@@ -202,28 +256,20 @@ impl Writer {
                         stored_at,
                         payload: &event.payload,
                     };
-                    insert_event.execute(params![
-                        row.position,
-                        row.stream,
-                        row.sequence,
-                        row.cpu,
-                        row.event_type,
-                        row.key,
-                        row.ts,
-                        row.stored_at,
-                        row.payload,
-                        row.crc()
-                    ])?;
+                    row.insert(&transaction)?;
                 }
                 let last = block.first_sequence + block.events.len() as u64 - 1;
-                match receipts.get_mut(&block.stream) {
+                match receipts.get_mut(&stream) {
                     Some(run) if run.1 + 1 == block.first_sequence => run.1 = last,
-                    Some(run) => write_receipt(block.stream, std::mem::replace(run, (block.first_sequence, last)))?,
-                    None => drop(receipts.insert(block.stream, (block.first_sequence, last))),
+                    Some(run) => {
+                        let before = std::mem::replace(run, (block.first_sequence, last));
+                        write_receipt(&transaction, stream, before)?;
+                    }
+                    None => drop(receipts.insert(stream, (block.first_sequence, last))),
                 }
             }
             for (stream, run) in &receipts {
-                write_receipt(*stream, *run)?;
+                write_receipt(&transaction, *stream, *run)?;
             }
             transaction
                 .prepare_cached("UPDATE log SET commit_number = ?1, horizon = ?2")?
@@ -231,9 +277,31 @@ impl Writer {
         }
         transaction.commit()?;
         self.commit_number += 1;
+        self.status.commit_number.store(self.commit_number, Ordering::Release);
         self.streams.extend(new_streams);
         Ok(())
     }
+}
+
+/// Writes the receipt of a run of stored events. If it begins where the shard's last one of the stream ends, that one
+/// becomes longer: a stream that always goes to one shard has one row.
+fn write_receipt(connection: &Connection, stream: u64, (first, last): (u64, u64)) -> rusqlite::Result<()> {
+    let kind = ReceiptKind::Stored;
+    let before: Option<(u64, u64, u8)> = connection
+        .prepare_cached(
+            "SELECT first_sequence, last_sequence, kind FROM receipt WHERE stream = ?1
+             ORDER BY first_sequence DESC LIMIT 1",
+        )?
+        .query_row([stream], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .optional()?;
+    let joined = before.filter(|(_, end, before_kind)| end + 1 == first && *before_kind == kind.number());
+    let first_sequence = joined.map_or(first, |(first, _, _)| first);
+    if joined.is_some() {
+        connection
+            .prepare_cached("DELETE FROM receipt WHERE stream = ?1 AND first_sequence = ?2")?
+            .execute(params![stream, first_sequence])?;
+    }
+    Receipt { stream, first_sequence, last_sequence: last, kind }.insert(connection)
 }
 
 #[derive(Default)]

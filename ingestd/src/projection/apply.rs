@@ -101,15 +101,7 @@ pub fn apply(file: &Path, config: &Config, settings: &Path, dry_run: bool) -> Re
     })?;
     let document = parse_document(&json)
         .map_err(|error| ApplyError::Definition(file.to_owned(), refusal(&error, &Lines::of(&text))))?;
-    let postgres = config.postgres.as_deref().ok_or_else(|| ConfigError::Absent(settings.to_owned(), "postgres"))?;
-    let postgres = postgres_config(postgres)?;
-    let directory = config.log_settings(settings)?.data_directory;
-    let first = shard_path(&directory, 0);
-    let log_id = match first.exists() {
-        true => shard::log_id(&first, 0)?,
-        false => None,
-    };
-    let log_id = log_id.ok_or(ApplyError::NoLog(directory))?;
+    let (postgres, log_id) = postgres_and_log(config, settings)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (mut client, connection) = postgres.connect(NoTls).await?;
@@ -118,6 +110,22 @@ pub fn apply(file: &Path, config: &Config, settings: &Path, dry_run: bool) -> Re
         applying.document(&json, &document, log_id).await?;
         applying.end().await
     })
+}
+
+/// How to reach Postgres, and the id of the log that the settings name.
+///
+/// # Errors
+/// [`ApplyError`].
+pub fn postgres_and_log(config: &Config, settings: &Path) -> Result<(tokio_postgres::Config, Uuid), ApplyError> {
+    let postgres = config.postgres.as_deref().ok_or_else(|| ConfigError::Absent(settings.to_owned(), "postgres"))?;
+    let postgres = postgres_config(postgres)?;
+    let directory = config.log_settings(settings)?.data_directory;
+    let first = shard_path(&directory, 0);
+    let log_id = match first.exists() {
+        true => shard::log_id(&first, 0)?,
+        false => None,
+    };
+    Ok((postgres, log_id.ok_or(ApplyError::NoLog(directory))?))
 }
 
 /// One transaction that applies a file.

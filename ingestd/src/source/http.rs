@@ -1,15 +1,19 @@
 //! The HTTP source: `POST /v1/events` takes NDJSON and answers when the events are durable (LOG-2).
 //!
 //! A request is taken whole or refused whole. With `Ingest-Producer` and `Ingest-Sequence` (the number of its first
-//! event, from 1) a resend is recognised; without them delivery is at least once. `Ingest-Epoch` may be absent or 0.
+//! event, from 1) a resend is recognised; without them delivery is at least once. `Ingest-Epoch` (0 if absent) tells
+//! lives of a producer apart: a higher one begins at 1 again and closes those below it.
 //!
 //! Answers: 200 `{"stored":…,"duplicates":…,"next_sequence":…}`; 400 with line numbers and reasons; 409 with the
-//! sequence that is expected; 413 for what is too long; 503 while the daemon stops.
+//! sequence that is expected, or the epoch that is open; 413 for what is too long; 503 while the daemon stops.
+//!
+//! `GET /readyz` answers from the moment when recovery is done and the row that tells of the start is durable.
+//! `GET /v1/producers/NAME` tells a producer that starts its epoch and its next sequence.
 
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{Request as HttpRequest, State};
+use axum::extract::{Path, Request as HttpRequest, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -17,16 +21,17 @@ use axum::{Json, Router};
 use lanes_core::event::{Event, parse_line};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::admin::status::Status;
 use crate::log::Log;
-use crate::log::drain::{Ack, Refusal, Request, Source};
+use crate::log::drain::{Ack, ProducerState, Refusal, Request, Source};
 use crate::log::stream::NameError;
 use crate::log::writer::now_ms;
 
-/// Lines that an answer describes; more are only counted.
-const DESCRIBED_LINES: usize = 20;
+/// Faults that an answer describes; more are only counted.
+const DESCRIBED_FAULTS: usize = 20;
 
 /// Bodies above this many bytes are parsed on a thread of their own, so that they hold up no other request.
 const PARSE_INLINE_BYTES: usize = 64 << 10;
@@ -93,13 +98,32 @@ pub fn router(log: Arc<Log>, limits: RequestLimits, status: Box<dyn Fn() -> Stat
     let memory = Arc::new(Semaphore::new(limits.in_flight_bytes));
     Router::new()
         .route("/v1/events", post(post_events))
+        .route("/v1/producers/{name}", get(get_producer))
         .route("/v1/status", get(get_status))
+        .route("/readyz", get(|| async { "ready\n" }))
         .fallback(|| async { Refused::new(StatusCode::NOT_FOUND, "there is no such path; see POST /v1/events") })
         .with_state(Arc::new(Server { log, limits, memory, status }))
 }
 
 async fn get_status(State(server): State<Arc<Server>>) -> Json<Status> {
     Json((server.status)())
+}
+
+async fn get_producer(
+    State(server): State<Arc<Server>>,
+    Path(name): Path<String>,
+) -> Result<Json<serde_json::Value>, Refused> {
+    match server.log.producer(&name).await {
+        Ok(Some(ProducerState { epoch, next_sequence })) => {
+            Ok(Json(json!({ "producer": name, "epoch": epoch, "next_sequence": next_sequence })))
+        }
+        Ok(None) => Err(stopping()),
+        Err(error) => Err(Refused::new(StatusCode::BAD_REQUEST, error.to_string())),
+    }
+}
+
+fn stopping() -> Refused {
+    Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is stopping; send the request again")
 }
 
 async fn post_events(State(server): State<Arc<Server>>, request: HttpRequest) -> Result<Json<Stored>, Refused> {
@@ -110,10 +134,8 @@ async fn post_events(State(server): State<Arc<Server>>, request: HttpRequest) ->
     if announced > limits.request_bytes {
         return Err(too_large(&limits));
     }
-    let memory = Arc::clone(&server.memory)
-        .acquire_many_owned(announced.max(1) as u32)
-        .await
-        .map_err(|_| Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is stopping"))?;
+    let memory =
+        Arc::clone(&server.memory).acquire_many_owned(announced.max(1) as u32).await.map_err(|_| stopping())?;
     let body = read_body(body, &limits).await?;
     let received_at = now_ms();
     let events = if body.len() <= PARSE_INLINE_BYTES {
@@ -123,36 +145,52 @@ async fn post_events(State(server): State<Arc<Server>>, request: HttpRequest) ->
             .await
             .map_err(|error| Refused::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))??
     };
-    let source = match &numbered {
+    let is_numbered = numbered.is_some();
+    let source = match numbered {
         None => Source::Anonymous,
-        Some((producer, first_sequence)) => {
-            let (stream, name) = server.log.registry().producer(producer).map_err(|error| {
+        Some(Numbering { producer, epoch, first_sequence }) => {
+            let stream = server.log.registry().producer(&producer, epoch).map_err(|error| {
                 let status = match error {
                     NameError::TooMany(_) => StatusCode::SERVICE_UNAVAILABLE,
                     NameError::Malformed(_) | NameError::Reserved(_) => StatusCode::BAD_REQUEST,
                 };
                 Refused::new(status, error.to_string())
             })?;
-            Source::Producer { stream, name, first_sequence: *first_sequence }
+            Source::Producer { stream, first_sequence }
         }
     };
     let (answer, reply) = oneshot::channel();
-    let stopping = || Refused::new(StatusCode::SERVICE_UNAVAILABLE, "the daemon is stopping; send the request again");
     server.log.submit(Request { source, events, answer, memory }).await.map_err(|_| stopping())?;
     match reply.await.map_err(|_| stopping())? {
         Ok(Ack { stored, duplicates, next_sequence }) => {
-            Ok(Json(Stored { stored, duplicates, next_sequence: numbered.is_some().then_some(next_sequence) }))
+            Ok(Json(Stored { stored, duplicates, next_sequence: is_numbered.then_some(next_sequence) }))
         }
         Err(refusal @ Refusal::Gap { expected, .. }) => Err(Refused {
             status: StatusCode::CONFLICT,
-            body: json!({ "error": format!("{refusal}"), "expected": expected }),
+            body: json!({ "error": refusal.to_string(), "expected": expected }),
+        }),
+        Err(refusal @ Refusal::Epoch { current, .. }) => Err(Refused {
+            status: StatusCode::CONFLICT,
+            body: json!({ "error": refusal.to_string(), "epoch": current }),
         }),
         Err(Refusal::Closing) => Err(stopping()),
     }
 }
 
-/// The producer's name and the number of the first event, if the request is numbered.
-fn numbering(headers: &HeaderMap) -> Result<Option<(String, u64)>, Refused> {
+/// Who numbered a request, and how.
+#[derive(Debug, PartialEq, Eq)]
+struct Numbering {
+    producer: String,
+    epoch: u64,
+    first_sequence: u64,
+}
+
+/// The greatest epoch, and the greatest number of a request's first event: far enough from the end of the 63 bits that
+/// SQLite has for a number.
+const MAXIMUM_NUMBER: u64 = i64::MAX as u64 / 2;
+
+/// How the request is numbered; none if it is not.
+fn numbering(headers: &HeaderMap) -> Result<Option<Numbering>, Refused> {
     let bad = |text: String| Refused::new(StatusCode::BAD_REQUEST, text);
     let text = |name: &'static str| match headers.get(name) {
         None => Ok(None),
@@ -160,21 +198,20 @@ fn numbering(headers: &HeaderMap) -> Result<Option<(String, u64)>, Refused> {
             value.to_str().map(Some).map_err(|_| bad(format!("header {name} has characters that are not ASCII")))
         }
     };
+    let number = |name: &str, text: &str, minimum: u64| match text.parse::<u64>() {
+        Ok(number) if (minimum..=MAXIMUM_NUMBER).contains(&number) => Ok(number),
+        _ => Err(bad(format!("header {name} must be a number from {minimum}, not \"{text}\""))),
+    };
     let (producer, epoch, sequence) = (text(PRODUCER_HEADER)?, text(EPOCH_HEADER)?, text(SEQUENCE_HEADER)?);
     let (producer, sequence) = match (producer, sequence) {
         (None, None) if epoch.is_none() => return Ok(None),
-        (Some(producer), Some(sequence)) => (producer, sequence),
+        (Some(producer), Some(sequence)) => (producer.to_owned(), sequence),
         (None, _) => return Err(bad(format!("header {PRODUCER_HEADER} is missing: it names the numbered stream"))),
         (_, None) => return Err(bad(format!("header {SEQUENCE_HEADER} is missing: the number of the first event"))),
     };
-    if epoch.is_some_and(|epoch| epoch != "0") {
-        return Err(bad(format!("header {EPOCH_HEADER} must be 0 in this version, not {}", epoch.unwrap_or_default())));
-    }
-    // Positive and far enough from the end of the 64 bits that SQLite has for the last event's number.
-    match sequence.parse::<u64>() {
-        Ok(number) if (1..=i64::MAX as u64 / 2).contains(&number) => Ok(Some((producer.to_owned(), number))),
-        _ => Err(bad(format!("header {SEQUENCE_HEADER} must be a number from 1, not \"{sequence}\""))),
-    }
+    let epoch = epoch.map_or(Ok(0), |epoch| number(EPOCH_HEADER, epoch, 0))?;
+    let first_sequence = number(SEQUENCE_HEADER, sequence, 1)?;
+    Ok(Some(Numbering { producer, epoch, first_sequence }))
 }
 
 fn content_length(headers: &HeaderMap) -> Result<Option<usize>, Refused> {
@@ -202,42 +239,72 @@ async fn read_body(body: Body, limits: &RequestLimits) -> Result<Bytes, Refused>
     })
 }
 
-/// The events of an NDJSON body. Blank lines are skipped.
-fn parse_body(body: &[u8], received_at: i64, maximum_line: usize) -> Result<Vec<Event>, Refused> {
-    let mut events = Vec::new();
-    let mut faults = Vec::new();
-    let mut faulty = 0usize;
-    let mut status = StatusCode::BAD_REQUEST;
-    for (line, number) in body.split(|byte| *byte == b'\n').zip(1u64..) {
-        if line.trim_ascii().is_empty() {
-            continue;
+/// The events of a body: NDJSON, where blank lines are skipped, or a JSON array of events.
+fn parse_body(body: &[u8], received_at: i64, maximum_bytes: usize) -> Result<Vec<Event>, Refused> {
+    let mut parsed = Parsed { unit: "line", maximum_bytes, received_at, ..Parsed::default() };
+    if body.trim_ascii_start().first() == Some(&b'[') {
+        parsed.unit = "event";
+        let elements: Vec<&RawValue> = serde_json::from_slice(body)
+            .map_err(|error| Refused::new(StatusCode::BAD_REQUEST, format!("the body is not a JSON array: {error}")))?;
+        for (element, number) in elements.into_iter().zip(1u64..) {
+            parsed.add(element.get().as_bytes(), number);
         }
-        let parsed = if line.len() > maximum_line {
-            status = StatusCode::PAYLOAD_TOO_LARGE;
-            Err(format!("has {} bytes, {maximum_line} are allowed", line.len()))
+    } else {
+        for (line, number) in body.split(|byte| *byte == b'\n').zip(1u64..) {
+            if !line.trim_ascii().is_empty() {
+                parsed.add(line, number);
+            }
+        }
+    }
+    parsed.finish()
+}
+
+/// What was read of a body so far.
+#[derive(Default)]
+struct Parsed {
+    /// What an event is in this body: `line` or `event`, which is how a fault is numbered.
+    unit: &'static str,
+    maximum_bytes: usize,
+    received_at: i64,
+    events: Vec<Event>,
+    faults: Vec<serde_json::Value>,
+    faulty: usize,
+    too_long: bool,
+}
+
+impl Parsed {
+    fn add(&mut self, text: &[u8], number: u64) {
+        let event = if text.len() > self.maximum_bytes {
+            self.too_long = true;
+            Err(format!("has {} bytes, {} are allowed", text.len(), self.maximum_bytes))
         } else {
-            std::str::from_utf8(line)
+            std::str::from_utf8(text)
                 .map_err(|error| format!("is not UTF-8 after byte {}", error.valid_up_to()))
-                .and_then(|line| parse_line(line, received_at).map_err(|error| error.to_string()))
+                .and_then(|text| parse_line(text, self.received_at).map_err(|error| error.to_string()))
         };
-        match parsed {
-            Ok(event) => events.push(event),
+        match event {
+            Ok(event) => self.events.push(event),
             Err(reason) => {
-                faulty += 1;
-                if faults.len() < DESCRIBED_LINES {
-                    faults.push(json!({ "line": number, "reason": reason }));
+                self.faulty += 1;
+                if self.faults.len() < DESCRIBED_FAULTS {
+                    self.faults.push(json!({ self.unit: number, "reason": reason }));
                 }
             }
         }
     }
-    if faulty > 0 {
-        let error = format!("{faulty} of the body's lines are not events; nothing of this request was stored");
-        return Err(Refused { status, body: json!({ "error": error, "lines": faults }) });
+
+    fn finish(self) -> Result<Vec<Event>, Refused> {
+        let Parsed { unit, events, faults, faulty, too_long, .. } = self;
+        if faulty > 0 {
+            let status = if too_long { StatusCode::PAYLOAD_TOO_LARGE } else { StatusCode::BAD_REQUEST };
+            let error = format!("{faulty} of the body's {unit}s cannot be stored; nothing of this request was stored");
+            return Err(Refused { status, body: json!({ "error": error, format!("{unit}s"): faults }) });
+        }
+        if events.is_empty() {
+            return Err(Refused::new(StatusCode::BAD_REQUEST, "the body holds no events; send one JSON object a line"));
+        }
+        Ok(events)
     }
-    if events.is_empty() {
-        return Err(Refused::new(StatusCode::BAD_REQUEST, "the body holds no events; send one JSON object a line"));
-    }
-    Ok(events)
 }
 
 #[cfg(test)]
@@ -267,13 +334,27 @@ mod tests {
     }
 
     #[test]
+    fn an_array_is_taken_as_lines_are() {
+        let good = r#"{"type":"T","key":"k","payload":{"a" : 1.50}}"#;
+        let events = parse_body(format!(" [ {good} ,\n{good}]").as_bytes(), 7, 1000).unwrap();
+        assert_eq!((events.len(), events[1].ts, events[1].payload.as_str()), (2, 7, r#"{"a" : 1.50}"#));
+        let refused = parse_body(format!("[{good},{{}},{good},3]").as_bytes(), 0, 1000).unwrap_err();
+        assert_eq!((refused.status, refused.body["events"].as_array().unwrap().len()), (StatusCode::BAD_REQUEST, 2));
+        assert_eq!(refused.body["events"][1]["event"], 4);
+        for body in ["[", "[1", "[]", "[{}] x"] {
+            assert_eq!(parse_body(body.as_bytes(), 0, 1000).unwrap_err().status, StatusCode::BAD_REQUEST, "{body}");
+        }
+    }
+
+    #[test]
     fn numbering_is_all_or_nothing() {
         let headers = |pairs: &[(&'static str, &'static str)]| {
             pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect::<HeaderMap>()
         };
         assert_eq!(numbering(&headers(&[])).unwrap(), None);
-        let full = [(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "7"), (EPOCH_HEADER, "0")];
-        assert_eq!(numbering(&headers(&full)).unwrap(), Some(("p".to_owned(), 7)));
+        let full = [(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "7"), (EPOCH_HEADER, "2")];
+        let expected = Numbering { producer: "p".to_owned(), epoch: 2, first_sequence: 7 };
+        assert_eq!(numbering(&headers(&full)).unwrap(), Some(expected));
         for (pairs, reason) in [
             (&[(PRODUCER_HEADER, "p")][..], "ingest-sequence is missing"),
             (&[(SEQUENCE_HEADER, "1")], "ingest-producer is missing"),
@@ -281,7 +362,10 @@ mod tests {
             (&[(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "0")], "must be a number from 1"),
             (&[(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "-1")], "must be a number from 1"),
             (&[(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "9223372036854775807")], "must be a number from 1"),
-            (&[(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "1"), (EPOCH_HEADER, "1")], "ingest-epoch must be 0"),
+            (
+                &[(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "1"), (EPOCH_HEADER, "-1")],
+                "ingest-epoch must be a number from 0",
+            ),
         ] {
             let refused = numbering(&headers(pairs)).unwrap_err();
             assert_eq!(refused.status, StatusCode::BAD_REQUEST);

@@ -1,0 +1,107 @@
+//! What the tests of the log share.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ingestd::log::drain::{Answer, Request, Source};
+use ingestd::log::reader::{LogReader, StoredEvent};
+use ingestd::log::verify::{Verification, verify};
+use ingestd::log::watermark::{self, Reading, Watermark, WatermarkWriter};
+use ingestd::log::writer::CommitLimits;
+use ingestd::log::{Log, LogSettings};
+use lanes_core::event::Event;
+use tokio::sync::{Semaphore, oneshot};
+
+/// How long a state may take to come about before a test gives up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Settings of a log in `directory`.
+pub fn settings(directory: &Path, drains: u32, shards: u32) -> LogSettings {
+    LogSettings {
+        data_directory: directory.to_owned(),
+        drain_threads: drains,
+        storage_shards: shards,
+        limits: CommitLimits { events: 10_000, latency: Duration::from_millis(100), disk_reserve_bytes: 0 },
+        max_streams: 1000,
+        accept_loss: false,
+    }
+}
+
+/// Makes the watermark say something else, as an earlier sync or a crash would have left it.
+pub fn set_watermark(directory: &Path, change: impl FnOnce(&mut Watermark)) {
+    let Reading::Valid(mut watermark) = watermark::read(directory).unwrap() else { panic!("there is a watermark") };
+    std::fs::remove_file(directory.join(watermark::FILE_NAME)).unwrap();
+    change(&mut watermark);
+    WatermarkWriter::create(directory, &watermark).unwrap();
+}
+
+/// The event `number` of a producer whose events have the key `key`.
+pub fn event(key: &str, number: u64) -> Event {
+    Event { event_type: "T".into(), key: key.into(), ts: number as i64, payload: format!("{{\"n\": {number}}}") }
+}
+
+/// Sends `count` events of `producer` in epoch 0 from `first` on; does not wait.
+pub async fn send(log: &Log, producer: &str, first: u64, count: u64) -> oneshot::Receiver<Answer> {
+    send_in_epoch(log, producer, 0, first, count).await
+}
+
+/// Sends `count` events of `producer` in `epoch` from `first` on; does not wait.
+pub async fn send_in_epoch(log: &Log, producer: &str, epoch: u64, first: u64, count: u64) -> oneshot::Receiver<Answer> {
+    let stream = log.registry().producer(producer, epoch).unwrap();
+    let (answer, reply) = oneshot::channel();
+    let memory = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+    let events = (first..first + count).map(|number| event(producer, number)).collect();
+    let source = Source::Producer { stream, first_sequence: first };
+    log.submit(Request { source, events, answer, memory }).await.unwrap();
+    reply
+}
+
+/// Sends and waits for the answer.
+pub async fn store(log: &Log, producer: &str, first: u64, count: u64) -> Answer {
+    send(log, producer, first, count).await.await.unwrap()
+}
+
+/// The log's files, which must be without a fault.
+pub fn verified(directory: &Path) -> Verification {
+    let verification = verify(directory).unwrap();
+    assert_eq!(verification.fault_count, 0, "{verification}");
+    verification
+}
+
+/// Everything in a log that is without a fault and whose horizon is `horizon`.
+pub fn read_all(directory: &Path, horizon: u64) -> Vec<StoredEvent> {
+    assert_eq!(verified(directory).horizon, horizon);
+    read_from(directory, 0, horizon)
+}
+
+/// The events after a position.
+pub fn read_from(directory: &Path, after: u64, horizon: u64) -> Vec<StoredEvent> {
+    LogReader::open(directory).unwrap().read(after, horizon, u64::MAX, usize::MAX).unwrap().events
+}
+
+/// Numbers of a producer's events, in position order.
+pub fn numbers(events: &[StoredEvent], producer: &str) -> Vec<i64> {
+    events.iter().filter(|stored| stored.event.key == producer).map(|stored| stored.event.ts).collect()
+}
+
+/// How many events the files hold between two positions, the first one excluded.
+pub fn events_in(directory: &Path, after: u64, until: u64) -> u64 {
+    let shards = ingestd::log::directory::existing_shards(directory).unwrap();
+    let count = |shard: u32| -> u64 {
+        let path = ingestd::log::directory::shard_path(directory, shard);
+        let sql = "SELECT count(*) FROM event WHERE position > ?1 AND position <= ?2";
+        ingestd::log::shard::open_reader(&path).unwrap().query_row(sql, [after, until], |row| row.get(0)).unwrap()
+    };
+    shards.into_iter().map(count).sum()
+}
+
+/// Waits until `condition` holds.
+pub fn wait_until(mut condition: impl FnMut() -> bool, otherwise: impl Fn() -> String) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{}", otherwise());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
