@@ -50,7 +50,9 @@ impl ShardKeyError {
         match self {
             ShardKeyError::Count(error) => error.hint(),
             ShardKeyError::FanOut(_) => "A read asks for every shard; suggest_shards says how many a rate needs.",
-            ShardKeyError::Malformed(_) => "A sharded key ends in # and the number of the shard, as shard_key makes it.",
+            ShardKeyError::Malformed(_) => {
+                "A sharded key ends in # and the number of the shard, as shard_key makes it."
+            }
             ShardKeyError::Range { .. } => "Pass for example suggest_shards(4000), or 4000, 1000 and 2.5.",
             ShardKeyError::TooMany(_) => "Check the units: the rate and the limit are writes per second.",
         }

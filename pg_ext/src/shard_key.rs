@@ -79,7 +79,11 @@ fn suggest_shards(
     // NaN and Infinity are numeric, but no headroom.
     let suggestion = headroom
         .parse::<BigDecimal>()
-        .map_err(|_| ShardKeyError::Range { what: "headroom", bound: "a number of at least 1", value: headroom.clone() })
+        .map_err(|_| ShardKeyError::Range {
+            what: "headroom",
+            bound: "a number of at least 1",
+            value: headroom.clone(),
+        })
         .and_then(|headroom| shard_key::suggest_shards(writes_per_second, per_shard_limit, &headroom))
         .map_err(|error| shard_key_error(&error))?;
     Ok(TableIterator::once((
