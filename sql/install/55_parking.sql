@@ -105,8 +105,9 @@ DECLARE
 BEGIN
     RETURN QUERY
     SELECT k.slot, k.key,
-        -- In time of this database, for clocks differ.
-        GREATEST(pg_catalog.ceil(pg_catalog.date_part('epoch', k.next_try_at - pg_catalog.clock_timestamp()) * 1000), 0)::bigint
+        -- In time of this database, for clocks differ. (GREATEST passes over nulls.)
+        CASE WHEN k.next_try_at IS NOT NULL THEN GREATEST(pg_catalog.ceil(
+            pg_catalog.date_part('epoch', k.next_try_at - pg_catalog.clock_timestamp()) * 1000), 0)::bigint END
     FROM lanes.parked_key AS k
     WHERE k.projection = defined.name AND k.version = defined.version AND k.slot % defined.lanes = parked_keys.lane
     ORDER BY k.next_try_at NULLS LAST, k.slot, k.key;
@@ -129,14 +130,14 @@ BEGIN
     INSERT INTO lanes.parked_key AS k (projection, version, slot, key, key_hash, next_try_at, sqlstate, error)
     SELECT locked.projection, locked.version, e.slot, e.key, pg_catalog.sha256(pg_catalog.convert_to(e.key, 'UTF8')),
         pg_catalog.clock_timestamp() + park.retry_after_ms * interval '1 millisecond', e.sqlstate, e.error
-    FROM pg_catalog.unnest(park.slots, park.keys, park.sqlstates, park.errors) AS e (slot, key, sqlstate, error)
+    FROM unnest(park.slots, park.keys, park.sqlstates, park.errors) AS e (slot, key, sqlstate, error)
     WHERE e.error IS NOT NULL
     ORDER BY e.slot, e.key
     ON CONFLICT ON CONSTRAINT parked_key_key DO NOTHING;
     INSERT INTO lanes.parked_event (projection, version, slot, key_hash, "position", event_type, event_key, event_ts, payload)
     SELECT locked.projection, locked.version, e.slot, pg_catalog.sha256(pg_catalog.convert_to(e.key, 'UTF8')),
         e."position", e.event_type, e.event_key, e.event_ts, e.payload
-    FROM pg_catalog.unnest(park.slots, park.keys, park.positions, park.types, park.event_keys, park.times, park.payloads)
+    FROM unnest(park.slots, park.keys, park.positions, park.types, park.event_keys, park.times, park.payloads)
         AS e (slot, key, "position", event_type, event_key, event_ts, payload);
     SELECT pg_catalog.count(*) INTO parked
     FROM lanes.parked_event AS p
@@ -220,7 +221,7 @@ BEGIN
         (projection, version, "position", key, event_type, event_key, event_ts, payload, sqlstate, error, reason)
     SELECT locked.projection, locked.version, e."position", e.key, e.event_type, e.event_key, e.event_ts, e.payload,
         e.sqlstate, e.error, 'on_error: skip'
-    FROM pg_catalog.unnest(skip_failed.keys, skip_failed.positions, skip_failed.types, skip_failed.event_keys,
+    FROM unnest(skip_failed.keys, skip_failed.positions, skip_failed.types, skip_failed.event_keys,
         skip_failed.times, skip_failed.payloads, skip_failed.sqlstates, skip_failed.errors)
         AS e (key, "position", event_type, event_key, event_ts, payload, sqlstate, error)
     ON CONFLICT ON CONSTRAINT skipped_event_key DO UPDATE
