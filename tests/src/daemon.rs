@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::cluster::project;
 
 /// How long a state may take to come about before a test gives up.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A daemon with a data directory of its own.
 #[derive(Debug)]
