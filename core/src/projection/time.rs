@@ -59,7 +59,7 @@ pub fn from_number(number: &Number, microseconds: i64) -> Result<i64, &'static s
         Number::Integer(integer) => integer.checked_mul(microseconds.into()).and_then(|time| i64::try_from(time).ok()),
         Number::Decimal(decimal) => {
             // Before anything is multiplied out: 1e100000 is no time.
-            if decimal.abs() > BigDecimal::from(i64::MAX) {
+            if decimal.abs() > i64::MAX {
                 return Err(OUT_OF_RANGE);
             }
             let rounded = (decimal * BigDecimal::from(microseconds)).with_scale_round(0, RoundingMode::HalfEven);

@@ -23,8 +23,6 @@ pub enum LaneState {
     Stopped,
     /// It waits for the next time of its schedule.
     Scheduled,
-    /// It gives way to projections of a higher priority.
-    Paused,
 }
 
 /// What the status shows of a lane.

@@ -169,7 +169,8 @@ impl Session<'_> {
         let mut noted = HashSet::new();
         let mut stop: Option<(u64, Reason)> = None;
         // Parts still to do, the next one last.
-        let mut parts = vec![0..events.len()];
+        let mut parts = Vec::new();
+        parts.push(0..events.len());
         'parts: while let Some(range) = parts.pop() {
             let mut part = Vec::with_capacity(range.len());
             for index in range {
