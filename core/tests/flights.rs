@@ -12,7 +12,7 @@ use md5::{Digest, Md5};
 fn projections() -> Vec<Projection> {
     let text = include_str!("../../testdata/projections.yaml");
     let document: serde_json::Value = serde_saphyr::from_str(text).unwrap();
-    parse_document(&document).unwrap()
+    parse_document(&document).unwrap().projections
 }
 
 fn week() -> Vec<Event> {

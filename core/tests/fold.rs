@@ -116,7 +116,7 @@ fn projection(of_a: Bounds, of_b: Bounds) -> Projection {
                 "balance": add("event.deep.amount", of_b), "n": add("-2", (None, None)),
                 "least": {"op": "min", "value": "event.step"},
                 "greatest": {"op": "max", "value": "event.deep.amount"}}}}}});
-    parse_document(&document).unwrap().remove(0)
+    parse_document(&document).unwrap().projections.remove(0)
 }
 
 /// A stored row: numbers as decimals, so that nothing overflows.
@@ -337,7 +337,7 @@ fn equal_keys_have_one_lane_key() {
         projection.lane_key_of(&EventView::new(1, &event)).unwrap().map(|key| key.into_owned())
     };
     for column_type in ["INT", "BIGINT", "NUMERIC"] {
-        let projection = parse_document(&document(column_type)).unwrap().remove(0);
+        let projection = parse_document(&document(column_type)).unwrap().projections.remove(0);
         for spelling in ["7", "\"7.0\"", "7e0", "70e-1", "\"007\""] {
             assert_eq!(lane_key(&projection, spelling), Some("7".to_owned()), "{column_type} {spelling}");
         }
@@ -345,7 +345,7 @@ fn equal_keys_have_one_lane_key() {
         assert_eq!(lane_key(&projection, "\"seven\""), Some("seven".to_owned()));
         assert_eq!(lane_key(&projection, "null"), None);
     }
-    let projection = parse_document(&document("TEXT")).unwrap().remove(0);
+    let projection = parse_document(&document("TEXT")).unwrap().projections.remove(0);
     assert_eq!(lane_key(&projection, "7.0"), Some("7.0".to_owned()));
 }
 
@@ -358,7 +358,7 @@ fn a_null_lane_key_is_counted() {
         "fields": {"show": "TEXT", "lane": "INT", "n": "INT"},
         "derive": {"show": "event.show", "lane": "lane()"},
         "aggregates": {"A": {"n": {"op": "count"}}}}}});
-    let projection = parse_document(&document).unwrap().remove(0);
+    let projection = parse_document(&document).unwrap().projections.remove(0);
     let mut fold = Fold::new(&projection, 2);
     for payload in [r#"{"show": "s", "user": null}"#, r#"{"show": "s", "user": 1}"#, r#"{"user": 1}"#] {
         let event = Event { event_type: "A".to_owned(), key: "k".to_owned(), ts: 0, payload: payload.to_owned() };

@@ -1,4 +1,4 @@
-//! The command line: `run`, `import`, `apply`, `status`.
+//! The command line: `run`, `import`, `apply`, `dead-letters`, `status`.
 //!
 //! Exit codes: 0 done; 1 it could not be done, with one line on standard error; 2 the command line is not understood;
 //! 70 a fault of the program.
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::config::{LOG_VARIABLE, Sources};
+use crate::config::{ConfigError, LOG_VARIABLE, Sources};
 use crate::{admin, daemon, log, projection, source};
 
 /// A durable log beside Postgres that keeps projections up to date.
@@ -48,6 +48,14 @@ enum Command {
     Apply {
         /// The file.
         file: PathBuf,
+        /// Show what would be done, with the statements, and do nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// The events that could not be applied, and those that wait behind them.
+    DeadLetters {
+        #[command(subcommand)]
+        action: admin::dead_letters::Action,
     },
     /// Check directory, disk, descriptors, SQLite, Postgres and extension, without changing anything.
     Check,
@@ -110,10 +118,15 @@ fn perform(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
             let imported = source::file::import(file, stream.as_deref(), &config.listen.to_string())?;
             println!("{} events stored, {} were already stored", imported.stored, imported.duplicates);
         }
-        Command::Apply { file } => {
-            for line in projection::apply::apply(file, &config, path)? {
+        Command::Apply { file, dry_run } => {
+            for line in projection::apply::apply(file, &config, path, *dry_run)? {
                 println!("{line}");
             }
+        }
+        Command::DeadLetters { action } => {
+            let postgres =
+                config.postgres.as_deref().ok_or_else(|| ConfigError::Absent(path.to_owned(), "postgres"))?;
+            print!("{}", admin::dead_letters::perform(action, &daemon::postgres_config(postgres)?)?);
         }
         Command::Check => {
             let (report, good) = admin::check::check(&config, path)?;

@@ -8,6 +8,7 @@
 //!   the log's horizon there.
 //! - [`dispatcher`]: one reader for all lanes.
 //! - [`worker`]: one connection, the lanes it owns, one transaction a batch.
+//! - `parking`: events that cannot be applied.
 //! - [`board`]: what the status shows of each lane.
 //! - [`hold`]: what retention must leave for them.
 //!
@@ -17,6 +18,7 @@ pub mod board;
 pub mod catalog;
 pub mod dispatcher;
 pub mod hold;
+mod parking;
 pub mod reporter;
 pub mod session;
 pub mod worker;

@@ -32,7 +32,7 @@ fn check_definition(
     ErrorReport,
 > {
     let document = serde_json::from_slice(&definition.to_json()).map_err(|error| unreadable_document(&error))?;
-    let projections = parse_document(&document).map_err(|error| definition_error(&error))?;
+    let projections = parse_document(&document).map_err(|error| definition_error(&error))?.projections;
     let rows: Vec<_> = projections
         .into_iter()
         .map(|projection| {

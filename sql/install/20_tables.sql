@@ -72,6 +72,7 @@ CREATE TABLE lanes.checkpoint (
     moved_at          timestamptz,
     stopped_at        timestamptz,
     stopped_reason    text,
+    failed_position   bigint,
     CONSTRAINT checkpoint_key PRIMARY KEY (projection, version, lane),
     CONSTRAINT checkpoint_projection FOREIGN KEY (projection, version) REFERENCES lanes.projection ON DELETE CASCADE,
     CONSTRAINT checkpoint_log FOREIGN KEY (log_id) REFERENCES lanes.log,
@@ -100,6 +101,7 @@ COMMENT ON COLUMN lanes.checkpoint.released_at IS 'When its owner released it; n
 COMMENT ON COLUMN lanes.checkpoint.moved_at IS 'When a batch was committed last';
 COMMENT ON COLUMN lanes.checkpoint.stopped_at IS 'When the owner said that it cannot go on; null if it can';
 COMMENT ON COLUMN lanes.checkpoint.stopped_reason IS 'Why it cannot go on';
+COMMENT ON COLUMN lanes.checkpoint.failed_position IS 'The event that cannot be applied, where the lane stands before one';
 SELECT pg_catalog.pg_extension_config_dump('lanes.checkpoint', '');
 
 -- What is in them can quote users' data (definitions, reasons), so reading the tables is the DBA's to grant.

@@ -86,7 +86,9 @@ BEGIN
             INTO difference
             FROM pg_catalog.jsonb_each(existing.definition) AS old
             FULL JOIN pg_catalog.jsonb_each(checked.definition) AS new ON new.key = old.key
-            WHERE old.value IS DISTINCT FROM new.value;
+            WHERE old.value IS DISTINCT FROM new.value
+              -- How a projection is worked on changes no row, so it may change in place.
+              AND COALESCE(old.key, new.key) <> ALL ('{type,processing,checkpointing,retry,priority,indexes}');
             IF difference IS NOT NULL THEN
                 difference := pg_catalog.format('These parts differ: %s.', difference);
             ELSIF existing.log_id <> this_log THEN
@@ -99,8 +101,10 @@ BEGIN
                     ERRCODE = 'object_not_in_prerequisite_state',
                     MESSAGE = pg_catalog.format('projection "%s" is already defined differently', checked.name),
                     DETAIL = difference,
-                    HINT = 'Define it under another name; this version of pg_lanes does not change a definition in place.';
+                    HINT = 'The rows would have to be built anew: define it under another name. Only type, processing, checkpointing, retry, priority and indexes change in place.';
             END IF;
+            UPDATE lanes.projection AS p SET definition = checked.definition
+            WHERE p.name = existing.name AND p.version = existing.version AND p.definition <> checked.definition;
             define_in.created := false;
         END IF;
         define_in.projection := checked.name;

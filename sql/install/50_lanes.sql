@@ -222,7 +222,8 @@ BEGIN
         skipped_null_key = c.skipped_null_key + commit_batch.skipped_null_key,
         moved_at = pg_catalog.clock_timestamp(),
         stopped_at = NULL,
-        stopped_reason = NULL
+        stopped_reason = NULL,
+        failed_position = NULL
     WHERE c.projection = locked.projection AND c.version = locked.version AND c.lane = locked.lane;
     PERFORM pg_catalog.set_config('pg_lanes.batch', '', true);
 END

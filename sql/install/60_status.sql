@@ -8,7 +8,7 @@ WITH held AS MATERIALIZED (
     WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
       AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database())
 ), lane AS (
-    SELECT p.defined_at, c.*, p.name || '~' || p.version::text AS versioned_name
+    SELECT p.defined_at, p.lanes, c.*, p.name || '~' || p.version::text AS versioned_name
     FROM lanes.projection AS p
     JOIN lanes.checkpoint AS c ON c.projection = p.name AND c.version = p.version
 ), owned AS (
@@ -48,9 +48,17 @@ SELECT
     s.moved_at,
     s.log_id,
     l.reported_at AS log_reported_at,
-    pg_catalog.clock_timestamp() - l.reported_at AS log_report_age
+    pg_catalog.clock_timestamp() - l.reported_at AS log_report_age,
+    w.parked_keys,
+    w.parked_events,
+    s.failed_position
 FROM owned AS s
 JOIN lanes.log AS l ON l.log_id = s.log_id
+CROSS JOIN LATERAL (
+    SELECT pg_catalog.count(DISTINCT (e.slot, e.key_hash)) AS parked_keys, pg_catalog.count(*) AS parked_events
+    FROM lanes.parked_event AS e
+    WHERE e.projection = s.projection AND e.version = s.version AND e.slot % s.lanes = s.lane
+) AS w
 ORDER BY s.projection, s.version, s.lane;
 COMMENT ON VIEW lanes.status IS 'One row a lane of every projection: who owns it now, how far it is, and why it does not go on';
 COMMENT ON COLUMN lanes.status.projection IS 'Name of the projection';
@@ -72,6 +80,9 @@ COMMENT ON COLUMN lanes.status.moved_at IS 'When a batch was committed last';
 COMMENT ON COLUMN lanes.status.log_id IS 'The log that the projection reads';
 COMMENT ON COLUMN lanes.status.log_reported_at IS 'When the log last reported its horizon';
 COMMENT ON COLUMN lanes.status.log_report_age IS 'How long ago that was: a great age means that the daemon is away, and that horizon and lag are old';
+COMMENT ON COLUMN lanes.status.parked_keys IS 'Keys of the lane whose first waiting event could not be applied';
+COMMENT ON COLUMN lanes.status.parked_events IS 'Events of these keys that wait';
+COMMENT ON COLUMN lanes.status.failed_position IS 'The event that a stopped lane stands before, if it is one event''s fault';
 
 -- A reason can quote a row's values, so the view is for those who monitor the server, not for everybody.
 GRANT SELECT ON lanes.status TO pg_monitor;

@@ -1,7 +1,7 @@
 -- Must answer the same before and after the upgrade of what 0.1.0.data.sql made.
 SELECT * FROM lanes.log;
 SELECT * FROM lanes.projection;
-SELECT * FROM lanes.checkpoint ORDER BY lane;
+SELECT projection, version, lane, log_id, epoch, "position", skipped_null_key, stopped_reason FROM lanes.checkpoint ORDER BY lane;
 SELECT count(*), sum(placed) FROM orders;
 SELECT * FROM orders_total ORDER BY order_id;
 SELECT * FROM behind ORDER BY checkpoint;

@@ -1,17 +1,24 @@
-//! Reading definitions: the document's shape, names, types, and whether lanes could get into each other's way.
+//! Reading definitions: the document's shape, names and types.
 //!
-//! Format: `{"projections": {NAME: {source_events, target, fields, derive, aggregates, lanes, lane_key}}}`, as in the
-//! project's `testdata/projections.yaml`. Every error names its place in the document. Names of the language that this
-//! version does not have are told apart from names it never had.
+//! Format: `{"projections": {NAME: {source_events, target, fields, derive, aggregates, …}}, "queries": {NAME: {from, …}}}`,
+//! as in the project's `testdata/projections-example.yaml`; `docs/PROJECTIONS.md` describes every key. Every error names
+//! its place in the document and the nearest right name. Names of the language that come later are told apart from names
+//! it never had.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 
-use super::expression::{ExpressionError, kind_of};
+use super::document::{DefinitionError, NAME_HINT, Names, Place, check_identifier, known_hint};
+use super::operation::{Parsed, is_delete, parse_operation};
+use super::policy::parse_policy;
+use super::query::{Query, parse_query};
+use super::sharing::{Shape, check_sharing, check_spreading};
+use super::statement::parse_statement;
+use super::storage::{Index, Partitioning, SHARD_COLUMN, parse_indexes, parse_partitioning, shard_expression};
 use super::{
-    ColumnType, Expression, Field, KeyColumn, Number, Operation, Projection, Sharing, Target, Value, ValueColumn,
-    ValueKind,
+    BatchStatement, ColumnType, Effect, Expression, Field, KeyColumn, Number, Operation, Ordering, Projection, Target,
+    ValueColumn, ValueKind,
 };
 use crate::event::MAXIMUM_TYPE_BYTES;
 use crate::lane;
@@ -22,185 +29,57 @@ const MAXIMUM_COLUMNS: usize = 1600;
 /// The most columns of a primary key in Postgres.
 const MAXIMUM_KEY_COLUMNS: usize = 32;
 
+/// The longest name in Postgres, in bytes.
+const MAXIMUM_NAME: usize = 63;
+
 /// Columns that every table in Postgres has already.
 const SYSTEM_COLUMNS: [&str; 6] = ["tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"];
-
-/// Types of the language that this version does not have.
-const LATER_TYPES: [&str; 8] = ["DOUBLE", "DOUBLE PRECISION", "TIMESTAMPTZ", "DATE", "UUID", "JSONB", "TEXT[]", "JSON"];
 
 /// What the view over a bucketed table is called: the table's name with this behind it.
 pub const TOTAL_VIEW_SUFFIX: &str = "_total";
 
-/// Why a document is refused, and where in it. The text is one line: the place, then what is wrong.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{path}: {message}")]
-pub struct DefinitionError {
-    path: String,
-    message: String,
-    hint: Option<String>,
-}
-
-impl DefinitionError {
-    /// The place in the document, such as `projections.orders.fields.total`.
-    pub fn path(&self) -> &str {
-        &self.path
-    }
-
-    /// What is wrong, without the place.
-    pub fn message(&self) -> &str {
-        &self.message
-    }
-
-    /// The way out, in full sentences.
-    pub fn hint(&self) -> Option<String> {
-        self.hint.clone()
-    }
-
-    fn with_hint(mut self, hint: impl Into<String>) -> DefinitionError {
-        self.hint = Some(hint.into());
-        self
-    }
-}
-
-/// The names that an object may have here: those of this version, and those of the language that come later.
-struct Names {
-    known: &'static [&'static str],
-    later: &'static [&'static str],
-}
-
-const DOCUMENT: Names = Names { known: &["projections"], later: &["queries", "stores"] };
+const DOCUMENT: Names = Names { known: &["projections", "queries"], later: &["stores"] };
 
 const PROJECTION: Names = Names {
-    known: &["source_events", "target", "fields", "derive", "aggregates", "lanes", "lane_key"],
-    later: &[
+    known: &[
         "type",
+        "source_events",
+        "lanes",
+        "lane_key",
+        "target",
+        "single_row_bucket",
+        "fields",
+        "derive",
+        "aggregates",
+        "sql",
+        "indexes",
         "processing",
         "checkpointing",
         "retry",
         "priority",
-        "indexes",
-        "sql",
-        "single_row_bucket",
-        "queries",
-        "stores",
-        "source",
-        "store",
     ],
+    later: &["source", "store", "stores"],
 };
 
-const TARGET: Names = Names { known: &["table", "primary_key"], later: &["partitioning"] };
+const TARGET: Names = Names { known: &["table", "primary_key", "partitioning"], later: &[] };
 
-const OPERATIONS: Names = Names { known: &["add", "count", "set", "min", "max"], later: &["set_once", "delete"] };
+/// The parts of a projection's definition that may change in place: none of them changes the rows.
+pub const CHANGEABLE: [&str; 6] = ["type", "processing", "checkpointing", "retry", "priority", "indexes"];
 
-const ADD: Names = Names { known: &["op", "by", "floor", "ceiling"], later: &[] };
-const COUNT: Names = Names { known: &["op"], later: &[] };
-const SET: Names = Names { known: &["op", "value"], later: &["newer_by"] };
-const EXTREME: Names = Names { known: &["op", "value"], later: &[] };
-
-/// A piece of the document and its place.
-#[derive(Clone)]
-struct Place<'a> {
-    path: String,
-    json: &'a Json,
-}
-
-impl<'a> Place<'a> {
-    fn error(&self, message: impl Into<String>) -> DefinitionError {
-        let path = if self.path.is_empty() { "document" } else { &self.path };
-        DefinitionError { path: path.to_owned(), message: message.into(), hint: None }
-    }
-
-    fn at(&self, name: &str, json: &'a Json) -> Place<'a> {
-        let dot = if self.path.is_empty() { "" } else { "." };
-        Place { path: format!("{}{dot}{name}", self.path), json }
-    }
-
-    fn object(&self) -> Result<&'a Map<String, Json>, DefinitionError> {
-        self.json.as_object().ok_or_else(|| self.error(format!("must be an object, not {}", kind_of(self.json))))
-    }
-
-    /// The entries of an object whose names are free.
-    fn entries(&self) -> Result<Vec<(&'a str, Place<'a>)>, DefinitionError> {
-        Ok(self.object()?.iter().map(|(name, json)| (name.as_str(), self.at(name, json))).collect())
-    }
-
-    /// Refuses names that this object cannot have.
-    fn check_names(&self, names: &Names) -> Result<(), DefinitionError> {
-        for (name, place) in self.entries()? {
-            if !names.known.contains(&name) {
-                return Err(place.unknown("key", name, names));
-            }
-        }
-        Ok(())
-    }
-
-    fn unknown(&self, what: &str, name: &str, names: &Names) -> DefinitionError {
-        let error = if names.later.contains(&name) {
-            self.error(format!("this version does not support {what} \"{name}\""))
-        } else {
-            self.error(format!("{what} \"{name}\" is not known"))
-        };
-        error.with_hint(format!("Known here: {}.", names.known.join(", ")))
-    }
-
-    fn optional(&self, name: &str) -> Result<Option<Place<'a>>, DefinitionError> {
-        Ok(self.object()?.get(name).map(|json| self.at(name, json)))
-    }
-
-    fn required(&self, name: &str) -> Result<Place<'a>, DefinitionError> {
-        self.optional(name)?.ok_or_else(|| self.error(format!("\"{name}\" is missing")))
-    }
-
-    fn text(&self) -> Result<&'a str, DefinitionError> {
-        self.json.as_str().ok_or_else(|| self.error(format!("must be text, not {}", kind_of(self.json))))
-    }
-
-    /// A list of texts, none of them twice, at least one.
-    fn texts(&self) -> Result<Vec<(&'a str, Place<'a>)>, DefinitionError> {
-        let Json::Array(items) = self.json else {
-            return Err(self.error(format!("must be a list, not {}", kind_of(self.json))));
-        };
-        if items.is_empty() {
-            return Err(self.error("must not be empty"));
-        }
-        let mut texts: Vec<(&str, Place<'_>)> = Vec::with_capacity(items.len());
-        let mut seen = BTreeSet::new();
-        for (index, json) in items.iter().enumerate() {
-            let place = Place { path: format!("{}[{index}]", self.path), json };
-            let text = place.text()?;
-            if !seen.insert(text) {
-                return Err(place.error(format!("\"{text}\" is named twice")));
-            }
-            texts.push((text, place));
-        }
-        Ok(texts)
-    }
-
-    fn expression(&self) -> Result<Expression, DefinitionError> {
-        Expression::from_document(self.json).map_err(|error| self.expression_error(error))
-    }
-
-    fn expression_error(&self, error: ExpressionError) -> DefinitionError {
-        self.error(error.message).with_hint(error.hint)
-    }
-
-    /// The expression for a column of this type. `lane()` is no value of an event, so only a key column may hold it.
-    fn value_expression(&self, column_type: ColumnType) -> Result<Expression, DefinitionError> {
-        let expression = self.expression()?.typed(column_type).map_err(|error| self.expression_error(error))?;
-        if expression == Expression::Lane {
-            return Err(self
-                .error("lane() can only be a column of the primary key")
-                .with_hint("Add the column to target.primary_key, or derive it from a field of the event."));
-        }
-        Ok(expression)
-    }
+/// A document that passed the checks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Document {
+    /// Its projections, in its order.
+    pub projections: Vec<Projection>,
+    /// Its queries, in its order.
+    pub queries: Vec<Query>,
 }
 
 /// Reads and checks a document of definitions. All of it is accepted or none.
 ///
 /// # Errors
 /// [`DefinitionError`] for the first thing that is wrong.
-pub fn parse_document(document: &Json) -> Result<Vec<Projection>, DefinitionError> {
+pub fn parse_document(document: &Json) -> Result<Document, DefinitionError> {
     let root = Place { path: String::new(), json: document };
     root.check_names(&DOCUMENT)?;
     let places = root.required("projections")?;
@@ -222,7 +101,13 @@ pub fn parse_document(document: &Json) -> Result<Vec<Projection>, DefinitionErro
         }
         projections.push(projection);
     }
-    Ok(projections)
+    let mut queries = Vec::new();
+    if let Some(place) = root.optional("queries")? {
+        for (name, place) in place.entries()? {
+            queries.push(parse_query(name, &place, &projections)?);
+        }
+    }
+    Ok(Document { projections, queries })
 }
 
 fn parse_projection(name: &str, place: &Place<'_>) -> Result<Projection, DefinitionError> {
@@ -230,39 +115,77 @@ fn parse_projection(name: &str, place: &Place<'_>) -> Result<Projection, Definit
         return Err(place.error(format!("\"{name}\" is not a projection's name")).with_hint(NAME_HINT));
     }
     place.check_names(&PROJECTION)?;
+    let policy = parse_policy(place)?;
     let source_events = parse_source_events(&place.required("source_events")?)?;
-    let lanes = place.optional("lanes")?.map_or(Ok(1), |lanes| parse_lanes(&lanes))?;
-    let fields = parse_fields(&place.required("fields")?)?;
-    let derived = parse_derive(place, &fields)?;
-    let target = parse_target(&place.required("target")?, &fields, &derived)?;
-    let key_columns = parse_key_columns(&target, &fields, &derived)?;
-    let mut aggregates = parse_aggregates(place, &source_events, &fields, &target, &derived)?;
-
-    let mut value_columns = Vec::new();
-    for field in fields.iter().filter(|field| !target.primary_key.contains(&field.name)) {
-        value_columns.push(match (derived.get(field.name.as_str()), aggregates.remove(field.name.as_str())) {
-            (Some(derive), _) => {
-                let operation = Operation::Set(derive.value_expression(field.column_type)?);
-                ValueColumn {
-                    name: field.name.clone(),
-                    column_type: field.column_type,
-                    kind: ValueKind::Set,
-                    operations: vec![Some(operation); source_events.len()],
-                }
+    let lanes = place.optional("lanes")?.map_or(Ok(1), |lanes| lanes.whole(1, lane::MAXIMUM_LANES))?;
+    let fields_place = place.required("fields")?;
+    let mut fields = parse_fields(&fields_place)?;
+    let empty = Json::Object(serde_json::Map::new());
+    let derive_place = place.optional("derive")?.unwrap_or_else(|| place.at("derive", &empty));
+    let mut derived = parse_derive(&derive_place, &fields)?;
+    let target_place = place.required("target")?;
+    let target = parse_target(&target_place, &fields, &derived)?;
+    let mut indexes = match place.optional("indexes")? {
+        None => Vec::new(),
+        Some(place) => parse_indexes(&place, &fields)?,
+    };
+    let partitioning = match target_place.optional("partitioning")? {
+        None => None,
+        Some(place) => {
+            let partitioning = parse_partitioning(&place, &fields, &target.primary_key)?;
+            if !partitioning.native {
+                divide_logically(&place, &partitioning, &mut fields, &mut derived, &mut indexes)?;
             }
-            (None, Some(column)) => column,
-            (None, None) => {
-                let place = place.required("fields")?;
-                return Err(place
-                    .at(&field.name, place.json)
-                    .error("is neither derived nor aggregated")
-                    .with_hint("Give it an expression under derive, or an operation under aggregates, or remove it."));
-            }
-        });
-    }
-
+            Some(partitioning)
+        }
+    };
+    resolve_shards(&mut derived);
+    let key_columns = key_columns(&target, &derived);
     let (lane_key, lane_key_type) = parse_lane_key(place, &key_columns)?;
-    let sharing = check_sharing(place, lanes, &lane_key, &target, &key_columns, &value_columns)?;
+    check_spreading(place, &derive_place, &lane_key, &key_columns)?;
+
+    let statements = parse_statements(place, &source_events, &target)?;
+    let is_bucketed = key_columns.iter().any(|column| column.expression == Expression::Lane);
+    let aggregates = parse_aggregates(place, &source_events, &fields, &target, &derived)?;
+    let effects: Vec<Effect> = source_events
+        .iter()
+        .zip(&statements)
+        .map(|(event_type, statement)| match (aggregates.deleting.contains(event_type.as_str()), statement) {
+            (true, _) => Effect::Delete,
+            (false, Some(_)) if !aggregates.types.contains(event_type.as_str()) => Effect::Statement,
+            (false, _) => Effect::Fold,
+        })
+        .collect();
+    let mut columns = Columns {
+        place,
+        is_bucketed,
+        fields: &fields,
+        key_columns: &key_columns,
+        effects: &effects,
+        derived: &derived,
+        notes: Vec::new(),
+    };
+    let (value_columns, orderings) = columns.build(&target, aggregates, statements.iter().any(Option::is_some))?;
+    let notes = columns.notes;
+
+    if is_bucketed && target.name().len() + TOTAL_VIEW_SUFFIX.len() > MAXIMUM_NAME {
+        return Err(target_place.at("table", target_place.json).error(format!(
+            "the name of a table bucketed by lane() has at most {} characters, for its view \"…{TOTAL_VIEW_SUFFIX}\"",
+            MAXIMUM_NAME - TOTAL_VIEW_SUFFIX.len()
+        )));
+    }
+    let sharing = check_sharing(
+        place,
+        &Shape {
+            lanes,
+            lane_key: &lane_key,
+            key_columns: &key_columns,
+            value_columns: &value_columns,
+            effects: &effects,
+            source_events: &source_events,
+            statements: &statements,
+        },
+    )?;
     Ok(Projection {
         name: name.to_owned(),
         lanes,
@@ -273,13 +196,17 @@ fn parse_projection(name: &str, place: &Place<'_>) -> Result<Projection, Definit
         fields,
         key_columns,
         value_columns,
+        orderings,
+        effects,
+        statements,
+        indexes,
+        partitioning,
+        policy,
         sharing,
+        notes,
         definition: place.json.clone(),
     })
 }
-
-const NAME_HINT: &str =
-    "Use lower-case letters, digits and underscores, not beginning with a digit, at most 63 characters.";
 
 fn parse_source_events(place: &Place<'_>) -> Result<Vec<String>, DefinitionError> {
     let mut events = Vec::new();
@@ -290,26 +217,6 @@ fn parse_source_events(place: &Place<'_>) -> Result<Vec<String>, DefinitionError
         events.push(event_type.to_owned());
     }
     Ok(events)
-}
-
-fn parse_lanes(place: &Place<'_>) -> Result<u32, DefinitionError> {
-    let maximum = lane::MAXIMUM_LANES;
-    let number = place.json.as_u64().and_then(|lanes| u32::try_from(lanes).ok());
-    number.filter(|lanes| (1..=maximum).contains(lanes)).ok_or_else(|| {
-        let given = match place.json {
-            Json::Number(number) => number.to_string(),
-            other => kind_of(other).to_owned(),
-        };
-        place.error(format!("must be a whole number between 1 and {maximum}, not {given}"))
-    })
-}
-
-/// A name that needs no quotes in SQL. (Projections' names follow the same rule.)
-fn check_identifier(place: &Place<'_>, what: &str, name: &str) -> Result<(), DefinitionError> {
-    if lane::is_projection_name(name) {
-        return Ok(());
-    }
-    Err(place.error(format!("\"{name}\" is not the name of a {what}")).with_hint(NAME_HINT))
 }
 
 fn parse_fields(place: &Place<'_>) -> Result<Vec<Field>, DefinitionError> {
@@ -332,13 +239,11 @@ fn parse_fields(place: &Place<'_>) -> Result<Vec<Field>, DefinitionError> {
         let upper = given.trim().to_ascii_uppercase();
         let column_type = ColumnType::ALL.into_iter().find(|column_type| column_type.name() == upper);
         let column_type = column_type.ok_or_else(|| {
-            let known: Vec<&str> = ColumnType::ALL.iter().map(|column_type| column_type.name()).collect();
-            let error = if LATER_TYPES.contains(&upper.as_str()) {
-                place.error(format!("this version does not support type \"{given}\""))
-            } else {
-                place.error(format!("type \"{given}\" is not known"))
-            };
-            error.with_hint(format!("Known types: {}.", known.join(", ")))
+            place.error(format!("type \"{given}\" is not known")).with_hint(known_hint(
+                "Known types",
+                &upper,
+                ColumnType::ALL.iter().map(|known| known.name()),
+            ))
         })?;
         fields.push(Field { name: name.to_owned(), column_type });
     }
@@ -347,28 +252,47 @@ fn parse_fields(place: &Place<'_>) -> Result<Vec<Field>, DefinitionError> {
 
 fn find_field<'a>(place: &Place<'_>, fields: &'a [Field], name: &str) -> Result<&'a Field, DefinitionError> {
     fields.iter().find(|field| field.name == name).ok_or_else(|| {
-        let known: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
-        place
-            .error(format!("column \"{name}\" is not among the fields"))
-            .with_hint(format!("Fields: {}.", known.join(", ")))
+        place.error(format!("column \"{name}\" is not among the fields")).with_hint(known_hint(
+            "Fields",
+            name,
+            fields.iter().map(|field| field.name.as_str()),
+        ))
     })
 }
 
-/// The places of the derived columns' expressions.
-fn parse_derive<'a>(place: &Place<'a>, fields: &[Field]) -> Result<BTreeMap<&'a str, Place<'a>>, DefinitionError> {
-    let Some(place) = place.optional("derive")? else { return Ok(BTreeMap::new()) };
+/// A derived column's expression, typed, and its type.
+struct Derived {
+    expression: Expression,
+    column_type: ColumnType,
+}
+
+fn parse_derive(place: &Place<'_>, fields: &[Field]) -> Result<BTreeMap<String, Derived>, DefinitionError> {
     let mut derived = BTreeMap::new();
     for (name, place) in place.entries()? {
-        find_field(&place, fields, name)?;
-        derived.insert(name, place);
+        let column_type = find_field(&place, fields, name)?.column_type;
+        let expression = place.expression()?.typed(column_type).map_err(|error| place.expression_error(error))?;
+        derived.insert(name.to_owned(), Derived { expression, column_type });
     }
     Ok(derived)
+}
+
+/// `shard(event.x, n)` hashes what the column of `event.x` holds, as SQL would.
+fn resolve_shards(derived: &mut BTreeMap<String, Derived>) {
+    let types: Vec<(Expression, ColumnType)> =
+        derived.values().map(|column| (column.expression.clone(), column.column_type)).collect();
+    for column in derived.values_mut() {
+        column.expression.resolve(&|wanted| type_of(&types, wanted));
+    }
+}
+
+fn type_of(types: &[(Expression, ColumnType)], wanted: &Expression) -> Option<ColumnType> {
+    types.iter().find(|(expression, _)| expression == wanted).map(|(_, column_type)| *column_type)
 }
 
 fn parse_target(
     place: &Place<'_>,
     fields: &[Field],
-    derived: &BTreeMap<&str, Place<'_>>,
+    derived: &BTreeMap<String, Derived>,
 ) -> Result<Target, DefinitionError> {
     place.check_names(&TARGET)?;
     let table_place = place.required("table")?;
@@ -383,11 +307,17 @@ fn parse_target(
     let key_place = place.required("primary_key")?;
     let mut primary_key = Vec::new();
     for (name, place) in key_place.texts()? {
-        find_field(&place, fields, name)?;
+        let field = find_field(&place, fields, name)?;
         if !derived.contains_key(name) {
             return Err(place
                 .error(format!("column \"{name}\" of the primary key is not derived"))
                 .with_hint(format!("Say under derive where {name} comes from.")));
+        }
+        if !field.column_type.can_be_key() {
+            let type_name = field.column_type.name();
+            return Err(place
+                .error(format!("column \"{name}\" of type {type_name} cannot be part of the primary key"))
+                .with_hint("Give it the type TEXT or NUMERIC: equal values of it must have one spelling."));
         }
         primary_key.push(name.to_owned());
     }
@@ -398,142 +328,47 @@ fn parse_target(
     Ok(Target { table: table.to_owned(), primary_key })
 }
 
-fn parse_key_columns(
-    target: &Target,
-    fields: &[Field],
-    derived: &BTreeMap<&str, Place<'_>>,
-) -> Result<Vec<KeyColumn>, DefinitionError> {
-    let mut columns = Vec::with_capacity(target.primary_key.len());
-    for name in &target.primary_key {
-        let Some(derive) = derived.get(name.as_str()) else { continue };
-        let field = find_field(derive, fields, name)?;
-        let expression =
-            derive.expression()?.typed(field.column_type).map_err(|error| derive.expression_error(error))?;
-        columns.push(KeyColumn { name: name.clone(), column_type: field.column_type, expression });
-    }
-    Ok(columns)
+fn key_columns(target: &Target, derived: &BTreeMap<String, Derived>) -> Vec<KeyColumn> {
+    let column = |name: &String| {
+        let Derived { expression, column_type } = derived.get(name)?;
+        Some(KeyColumn { name: name.clone(), column_type: *column_type, expression: expression.clone() })
+    };
+    target.primary_key.iter().filter_map(column).collect()
 }
 
-/// The aggregated columns with what each source event does to them.
-fn parse_aggregates<'a>(
-    place: &Place<'a>,
-    source_events: &[String],
-    fields: &[Field],
-    target: &Target,
-    derived: &BTreeMap<&str, Place<'_>>,
-) -> Result<BTreeMap<&'a str, ValueColumn>, DefinitionError> {
-    let Some(place) = place.optional("aggregates")? else { return Ok(BTreeMap::new()) };
-    let mut columns: BTreeMap<&str, ValueColumn> = BTreeMap::new();
-    for (event_type, place) in place.entries()? {
-        let Some(source) = source_events.iter().position(|source| source == event_type) else {
-            return Err(place
-                .error(format!("event type \"{event_type}\" is not among the source_events"))
-                .with_hint(format!("Source events: {}.", source_events.join(", "))));
-        };
-        for (name, place) in place.entries()? {
-            let field = find_field(&place, fields, name)?;
-            if target.primary_key.iter().any(|column| column == name) {
-                return Err(place
-                    .error(format!("column \"{name}\" is part of the primary key and cannot be aggregated"))
-                    .with_hint("A column of the primary key is derived."));
-            }
-            if derived.contains_key(name) {
-                return Err(place
-                    .error(format!("column \"{name}\" is both derived and aggregated"))
-                    .with_hint("Remove it from derive or from aggregates."));
-            }
-            let (operation, kind) = parse_operation(&place, field)?;
-            let column = columns.entry(name).or_insert_with(|| ValueColumn {
-                name: name.to_owned(),
-                column_type: field.column_type,
-                kind,
-                operations: vec![None; source_events.len()],
+/// Adds the bucket column of `mode: logical` and its index, unless they are there; then they must agree.
+fn divide_logically(
+    place: &Place<'_>,
+    partitioning: &Partitioning,
+    fields: &mut Vec<Field>,
+    derived: &mut BTreeMap<String, Derived>,
+    indexes: &mut Vec<Index>,
+) -> Result<(), DefinitionError> {
+    let Some(key) = derived.get(&partitioning.key) else { return Ok(()) };
+    let wanted = shard_expression(&key.expression, partitioning.partitions);
+    let agree = format!(
+        "It must be \"{SHARD_COLUMN}: INT\" under fields and \"{SHARD_COLUMN}: {wanted}\" under derive, \
+                         or be left out of both."
+    );
+    if !fields.iter().any(|field| field.name == SHARD_COLUMN) {
+        fields.push(Field { name: SHARD_COLUMN.to_owned(), column_type: ColumnType::Int });
+        derived.insert(SHARD_COLUMN.to_owned(), Derived { expression: wanted, column_type: ColumnType::Int });
+    } else {
+        let column = derived.get(SHARD_COLUMN);
+        if !column.is_some_and(|column| column.column_type == ColumnType::Int && column.expression == wanted) {
+            let given = column.map_or("not derived".to_owned(), |column| {
+                format!("{} of type {}", column.expression, column.column_type.name())
             });
-            column.kind = join_kinds(column.kind, kind).ok_or_else(|| {
-                place
-                    .error(format!("column \"{name}\" has operations of different kinds"))
-                    .with_hint("On one column, add and count go together; set, min and max each stand alone.")
-            })?;
-            if let Some(slot) = column.operations.get_mut(source) {
-                *slot = Some(operation);
-            }
+            return Err(place
+                .error(format!("column \"{SHARD_COLUMN}\" does not agree with the partitioning: it is {given}"))
+                .with_hint(agree));
         }
     }
-    Ok(columns)
-}
-
-fn join_kinds(left: ValueKind, right: ValueKind) -> Option<ValueKind> {
-    match (left, right) {
-        (ValueKind::Add { bounded: left }, ValueKind::Add { bounded: right }) => {
-            Some(ValueKind::Add { bounded: left || right })
-        }
-        _ if left == right => Some(left),
-        _ => None,
+    let leads = |index: &Index| index.columns.first().is_some_and(|first| first == SHARD_COLUMN);
+    if !indexes.iter().any(leads) {
+        indexes.push(Index { columns: vec![SHARD_COLUMN.to_owned(), partitioning.key.clone()], descending: false });
     }
-}
-
-fn parse_operation(place: &Place<'_>, field: &Field) -> Result<(Operation, ValueKind), DefinitionError> {
-    let op_place = place.required("op")?;
-    let op = op_place.text()?;
-    let type_name = field.column_type.name();
-    match op {
-        "add" | "count" if !field.column_type.is_number() => {
-            return Err(op_place
-                .error(format!("{op} needs a number, and column \"{}\" has type {type_name}", field.name))
-                .with_hint("Give the column the type INT, BIGINT or NUMERIC."));
-        }
-        "min" | "max" if field.column_type == ColumnType::Boolean => {
-            return Err(op_place
-                .error(format!("{op} needs values with an order, and column \"{}\" has type {type_name}", field.name))
-                .with_hint("Give the column another type, or use set."));
-        }
-        _ => {}
-    }
-    Ok(match op {
-        "add" => {
-            place.check_names(&ADD)?;
-            let by = place.required("by")?.value_expression(field.column_type)?;
-            let floor = place.optional("floor")?.map(|bound| parse_bound(&bound, field)).transpose()?;
-            let ceiling = place.optional("ceiling")?.map(|bound| parse_bound(&bound, field)).transpose()?;
-            if let (Some(low), Some(high)) = (&floor, &ceiling)
-                && low > high
-            {
-                return Err(place.error(format!("floor {} is above ceiling {}", low.to_text(), high.to_text())));
-            }
-            let bounded = floor.is_some() || ceiling.is_some();
-            (Operation::Add { by, floor, ceiling }, ValueKind::Add { bounded })
-        }
-        "count" => {
-            place.check_names(&COUNT)?;
-            (Operation::Count, ValueKind::Add { bounded: false })
-        }
-        "set" => {
-            place.check_names(&SET)?;
-            (Operation::Set(place.required("value")?.value_expression(field.column_type)?), ValueKind::Set)
-        }
-        "min" => {
-            place.check_names(&EXTREME)?;
-            (Operation::Min(place.required("value")?.value_expression(field.column_type)?), ValueKind::Min)
-        }
-        "max" => {
-            place.check_names(&EXTREME)?;
-            (Operation::Max(place.required("value")?.value_expression(field.column_type)?), ValueKind::Max)
-        }
-        other => return Err(op_place.unknown("operation", other, &OPERATIONS)),
-    })
-}
-
-/// A floor or ceiling: a number that the column can hold.
-fn parse_bound(place: &Place<'_>, field: &Field) -> Result<Number, DefinitionError> {
-    let type_name = field.column_type.name();
-    match place.expression()? {
-        Expression::Literal(value @ (Value::Integer(_) | Value::Numeric(_))) => match value.cast(field.column_type) {
-            Ok(Value::Integer(integer)) => Ok(Number::Integer(integer.into())),
-            Ok(Value::Numeric(decimal)) => Ok(Number::Decimal(decimal)),
-            _ => Err(place.error(format!("{value} cannot be a value of type {type_name}"))),
-        },
-        other => Err(place.error(format!("must be a number, not {other}"))),
-    }
+    Ok(())
 }
 
 fn parse_lane_key(place: &Place<'_>, key_columns: &[KeyColumn]) -> Result<(Expression, ColumnType), DefinitionError> {
@@ -550,7 +385,17 @@ fn parse_lane_key(place: &Place<'_>, key_columns: &[KeyColumn]) -> Result<(Expre
                     .error("a constant as lane_key would send every event to one lane")
                     .with_hint("Name a field of the event, or remove lane_key and set lanes: 1."));
             }
-            expression => expression,
+            Expression::Seconds(_) => {
+                return Err(place
+                    .error("lane_key cannot be seconds()")
+                    .with_hint("Name the field itself, without seconds()."));
+            }
+            mut expression => {
+                let types: Vec<_> =
+                    key_columns.iter().map(|column| (column.expression.clone(), column.column_type)).collect();
+                expression.resolve(&|wanted| type_of(&types, wanted));
+                expression
+            }
         },
     };
     let column = key_columns.iter().find(|column| column.expression == expression);
@@ -558,378 +403,371 @@ fn parse_lane_key(place: &Place<'_>, key_columns: &[KeyColumn]) -> Result<(Expre
     Ok((expression, column_type))
 }
 
-/// PROJ-2: refuses what would let two lanes write one row in a way that does not commute.
-fn check_sharing(
+fn parse_statements(
     place: &Place<'_>,
-    lanes: u32,
-    lane_key: &Expression,
+    source_events: &[String],
     target: &Target,
-    key_columns: &[KeyColumn],
-    value_columns: &[ValueColumn],
-) -> Result<Sharing, DefinitionError> {
-    let blocker = value_columns.iter().find(|column| !column.kind.commutes());
-    let describe = |column: &ValueColumn| match column.kind {
-        ValueKind::Add { .. } => format!("column \"{}\" has a floor or a ceiling", column.name),
-        _ => format!("column \"{}\" is set to the last value", column.name),
-    };
-    if key_columns.iter().any(|column| column.expression == Expression::Lane) {
-        if let Some(column) = blocker {
-            return Err(place
-                .error(format!(
-                    "{}, which cannot be put together from the rows of several lanes (the primary key holds lane())",
-                    describe(column)
-                ))
-                .with_hint(format!(
-                    "In a table bucketed by lane() use add without floor and ceiling, count, min or max; \
-                     or take lane() out of the primary key and make {lane_key} part of it; \
-                     or move the column to a projection of its own."
-                )));
+) -> Result<Vec<Option<BatchStatement>>, DefinitionError> {
+    let mut statements = vec![None; source_events.len()];
+    if let Some(place) = place.optional("sql")? {
+        for (event_type, place) in place.entries()? {
+            let source = source_of(&place, source_events, event_type)?;
+            if let Some(slot) = statements.get_mut(source) {
+                *slot = Some(parse_statement(&place, &target.primary_key)?);
+            }
         }
-        if value_columns.is_empty() {
-            return Err(place
-                .error("a table bucketed by lane() needs a column to add up")
-                .with_hint("Add a column with an operation under aggregates, or take lane() out of the primary key."));
-        }
-        if target.name().len() + TOTAL_VIEW_SUFFIX.len() > 63 {
-            return Err(place.error(format!(
-                "the name of a table bucketed by lane() has at most {} characters, for its view \"…{TOTAL_VIEW_SUFFIX}\"",
-                63 - TOTAL_VIEW_SUFFIX.len()
-            )));
-        }
-        return Ok(Sharing::Bucketed);
     }
-    if key_columns.iter().any(|column| column.expression == *lane_key) {
-        return Ok(Sharing::Plain);
-    }
-    match blocker {
-        None => Ok(Sharing::Commuting),
-        Some(_) if lanes == 1 => Ok(Sharing::OneLane),
-        Some(column) => {
-            let expressions: Vec<String> = key_columns.iter().map(|column| column.expression.to_string()).collect();
-            Err(place
-                .error(format!(
-                    "two of the {lanes} lanes could write one row in any order: the primary key does not hold the \
-                     lane key {lane_key}, and {}",
-                    describe(column)
-                ))
-                .with_hint(format!(
-                    "Either set lane_key to an expression of the primary key ({}); or add a column derived from \
-                     lane() to the primary key, with operations that commute; or set lanes: 1.",
-                    expressions.join(", ")
-                )))
+    Ok(statements)
+}
+
+fn source_of(place: &Place<'_>, source_events: &[String], event_type: &str) -> Result<usize, DefinitionError> {
+    source_events.iter().position(|source| source == event_type).ok_or_else(|| {
+        place.error(format!("event type \"{event_type}\" is not among the source_events")).with_hint(known_hint(
+            "Source events",
+            event_type,
+            source_events.iter().map(String::as_str),
+        ))
+    })
+}
+
+/// An aggregated column with what each source event does to it.
+struct Aggregated<'a> {
+    kind: ValueKind,
+    operations: Vec<Option<Operation>>,
+    /// The expressions of `newer_by` of each operation, untyped.
+    newer_by: Vec<Option<Vec<Expression>>>,
+    place: Place<'a>,
+}
+
+/// What stands under `aggregates`.
+struct Aggregates<'a> {
+    columns: BTreeMap<&'a str, Aggregated<'a>>,
+    /// The event types that have an entry.
+    types: BTreeSet<&'a str>,
+    /// The event types that delete their row.
+    deleting: BTreeSet<&'a str>,
+}
+
+fn parse_aggregates<'a>(
+    place: &Place<'a>,
+    source_events: &[String],
+    fields: &[Field],
+    target: &Target,
+    derived: &BTreeMap<String, Derived>,
+) -> Result<Aggregates<'a>, DefinitionError> {
+    let mut aggregates = Aggregates { columns: BTreeMap::new(), types: BTreeSet::new(), deleting: BTreeSet::new() };
+    let Some(place) = place.optional("aggregates")? else { return Ok(aggregates) };
+    for (event_type, type_place) in place.entries()? {
+        let source = source_of(&type_place, source_events, event_type)?;
+        aggregates.types.insert(event_type);
+        let entries = type_place.entries()?;
+        for (name, place) in &entries {
+            let field = find_field(place, fields, name)?;
+            if is_delete(place)? {
+                if entries.len() > 1 {
+                    return Err(place
+                        .error(format!("{event_type} deletes the row, so it cannot have other operations"))
+                        .with_hint("Leave delete alone, under the name of a column of the primary key."));
+                }
+                aggregates.deleting.insert(event_type);
+                continue;
+            }
+            if target.primary_key.iter().any(|column| column == name) {
+                return Err(place
+                    .error(format!("column \"{name}\" is part of the primary key and cannot be aggregated"))
+                    .with_hint("A column of the primary key is derived."));
+            }
+            if derived.contains_key(*name) {
+                return Err(place
+                    .error(format!("column \"{name}\" is both derived and aggregated"))
+                    .with_hint("Remove it from derive or from aggregates."));
+            }
+            let Parsed { operation, kind, newer_by } = parse_operation(place, field)?;
+            let column = aggregates.columns.entry(name).or_insert_with(|| Aggregated {
+                kind,
+                operations: vec![None; source_events.len()],
+                newer_by: vec![None; source_events.len()],
+                place: place.clone(),
+            });
+            column.kind = join_kinds(column.kind, kind).ok_or_else(|| {
+                place
+                    .error(format!("column \"{name}\" has operations of different kinds"))
+                    .with_hint("On one column, add and count go together; set, set_once, min and max each stand alone.")
+            })?;
+            if let Some(other) = column.newer_by.iter().flatten().next()
+                && other.len() != newer_by.len()
+            {
+                return Err(place
+                    .error(format!("column \"{name}\" has operations with different newer_by"))
+                    .with_hint("Give all operations on one column a newer_by of the same length, or none of them."));
+            }
+            if let (Some(operations), Some(newer)) =
+                (column.operations.get_mut(source), column.newer_by.get_mut(source))
+            {
+                *operations = Some(operation);
+                *newer = Some(newer_by);
+            }
         }
+    }
+    Ok(aggregates)
+}
+
+fn join_kinds(left: ValueKind, right: ValueKind) -> Option<ValueKind> {
+    match (left, right) {
+        (ValueKind::Add { bounded: left }, ValueKind::Add { bounded: right }) => {
+            Some(ValueKind::Add { bounded: left || right })
+        }
+        _ if left == right => Some(left),
+        _ => None,
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::{Just, Strategy, prop_oneof, proptest};
-    use serde_json::json;
+/// What is known when the columns outside the primary key are put together.
+struct Columns<'a> {
+    place: &'a Place<'a>,
+    is_bucketed: bool,
+    fields: &'a [Field],
+    key_columns: &'a [KeyColumn],
+    effects: &'a [Effect],
+    derived: &'a BTreeMap<String, Derived>,
+    notes: Vec<String>,
+}
 
-    fn orders() -> Json {
-        json!({"projections": {"orders": {
-            "source_events": ["PLACED", "CANCELLED"],
-            "lanes": 4,
-            "target": {"table": "app.orders", "primary_key": ["id"]},
-            "fields": {"status": "TEXT", "id": "BIGINT", "total": "numeric", "changes": "INT", "first_at": "BIGINT"},
-            "derive": {"id": "event.key", "status": "event.type"},
-            "aggregates": {
-                "PLACED": {
-                    "total": {"op": "add", "by": "event.amount", "floor": 0},
-                    "changes": {"op": "count"},
-                    "first_at": {"op": "min", "value": "event.ts"}},
-                "CANCELLED": {"changes": {"op": "add", "by": 1}}}}}})
-    }
+/// What decides between the values of a column, before the hidden columns have names: for each source type the
+/// expressions of `newer_by`.
+type Deciding = Vec<Option<Vec<Expression>>>;
 
-    /// The document with one place changed, or removed (null).
-    fn changed(pointer: &str, to: Json) -> Json {
-        let mut document = orders();
-        let (parent, name) = pointer.rsplit_once('/').unwrap();
-        let object = document.pointer_mut(&format!("/projections/orders{parent}")).unwrap().as_object_mut().unwrap();
-        if to.is_null() {
-            object.remove(name);
-        } else {
-            object.insert(name.to_owned(), to);
-        }
-        document
-    }
-
-    #[test]
-    fn a_definition_is_read() {
-        let document = orders();
-        let projections = parse_document(&document).unwrap();
-        let [orders] = projections.as_slice() else { panic!("{projections:?}") };
-        assert_eq!((orders.name.as_str(), orders.lanes, orders.slots()), ("orders", 4, 1024));
-        assert_eq!((orders.lane_key.clone(), orders.lane_key_type), (Expression::Key, ColumnType::Bigint));
-        assert_eq!((orders.target.schema(), orders.target.name()), (Some("app"), "orders"));
-        assert_eq!((orders.sharing, orders.is_bucketed()), (Sharing::Plain, false));
-        let names: Vec<&str> = orders.fields.iter().map(|field| field.name.as_str()).collect();
-        assert_eq!(names, ["status", "id", "total", "changes", "first_at"]);
-        let kinds: Vec<ValueKind> = orders.value_columns.iter().map(|column| column.kind).collect();
-        let add = |bounded| ValueKind::Add { bounded };
-        assert_eq!(kinds, [ValueKind::Set, add(true), add(false), ValueKind::Min]);
-        assert_eq!(orders.value_columns[2].operations[0], Some(Operation::Count));
-        assert_eq!(orders.value_columns[3].operations[1], None);
-        assert_eq!(orders.definition, document["projections"]["orders"]);
-        assert_eq!((orders.source_event("CANCELLED"), orders.source_event("OTHER")), (Some(1), None));
-    }
-
-    #[test]
-    fn wrong_places_are_named() {
-        for (pointer, to, message) in [
-            ("/fields/total", json!("BIGNUM"), "orders.fields.total: type \"BIGNUM\" is not known"),
-            ("/fields/total", json!("uuid"), "orders.fields.total: this version does not support type \"uuid\""),
-            ("/fields/total", json!(5), "orders.fields.total: must be text, not a number"),
-            ("/fields/ctid", json!("INT"), "orders.fields.ctid: \"ctid\" is a system column"),
-            ("/fields/Total", json!("INT"), "orders.fields.Total: \"Total\" is not the name of a column"),
-            ("/fields/extra", json!("INT"), "orders.fields.extra: is neither derived nor aggregated"),
-            ("/fields", json!({}), "orders.fields: must not be empty"),
-            ("/fields", json!([]), "orders.fields: must be an object, not a list"),
-            ("/fields", Json::Null, "orders: \"fields\" is missing"),
-            ("/colour", json!(1), "orders.colour: key \"colour\" is not known"),
-            ("/retry", json!({}), "orders.retry: this version does not support key \"retry\""),
-            ("/type", json!("hot"), "orders.type: this version does not support key \"type\""),
-            ("/source_events", json!([]), "orders.source_events: must not be empty"),
-            ("/source_events", json!("PLACED"), "orders.source_events: must be a list, not text"),
-            ("/source_events", json!(["PLACED", "PLACED"]), "orders.source_events[1]: \"PLACED\" is named twice"),
-            ("/source_events", json!(["PLACED"]), "orders.aggregates.CANCELLED: event type \"CANCELLED\" is not among"),
-            ("/source_events", json!(["a\u{0}"]), "orders.source_events[0]: an event type has"),
-            ("/lanes", json!(0), "orders.lanes: must be a whole number between 1 and 1024, not 0"),
-            ("/lanes", json!(1025), "orders.lanes: must be"),
-            ("/lanes", json!(2.5), "orders.lanes: must be"),
-            ("/lanes", json!("4"), "orders.lanes: must be a whole number between 1 and 1024, not text"),
-            ("/lane_key", json!("lane()"), "orders.lane_key: lane_key cannot be lane()"),
-            ("/lane_key", json!(1), "orders.lane_key: a constant"),
-            ("/lane_key", json!("event.user"), "orders: two of the 4 lanes could write one row"),
-            ("/target/table", json!("a.b.c"), "orders.target.table: \"b.c\" is not the name of a table"),
-            ("/target/table", json!("x; drop table y"), "orders.target.table: "),
-            ("/target/partitioning", json!({}), "orders.target.partitioning: this version does not support"),
-            ("/target/primary_key", json!(["id", "id"]), "orders.target.primary_key[1]: \"id\" is named twice"),
-            ("/target/primary_key", json!(["nope"]), "orders.target.primary_key[0]: column \"nope\" is not among"),
-            ("/target/primary_key", json!(["total"]), "orders.target.primary_key[0]: column \"total\" of the primary"),
-            ("/target/primary_key", Json::Null, "orders.target: \"primary_key\" is missing"),
-            ("/derive/nope", json!("event.a"), "orders.derive.nope: column \"nope\" is not among the fields"),
-            ("/derive/status", json!("lane()"), "orders.derive.status: lane() cannot be a value of type TEXT"),
-            ("/derive/status", json!("status"), "orders.derive.status: \"status\" is not an expression"),
-            ("/derive/id", json!("'abc'"), "orders.derive.id: 'abc' cannot be a value of type BIGINT"),
-            ("/derive/total", json!("event.a"), "orders.aggregates.PLACED.total: column \"total\" is both derived"),
-            ("/aggregates/PLACED/id", json!({"op": "count"}), "PLACED.id: column \"id\" is part of the primary key"),
-            ("/aggregates/PLACED/nope", json!({"op": "count"}), "PLACED.nope: column \"nope\" is not among"),
-            ("/aggregates/PLACED/total", json!({}), "PLACED.total: \"op\" is missing"),
-            ("/aggregates/PLACED/total", json!({"op": "add"}), "PLACED.total: \"by\" is missing"),
-            ("/aggregates/PLACED/total", json!({"op": "sub"}), "PLACED.total.op: operation \"sub\" is not known"),
-            ("/aggregates/PLACED/total", json!({"op": "delete"}), "total.op: this version does not support operation"),
-            (
-                "/aggregates/PLACED/total",
-                json!({"op": "set_once"}),
-                "total.op: this version does not support operation",
-            ),
-            ("/aggregates/PLACED/total", json!({"op": "count", "by": 1}), "total.by: key \"by\" is not known"),
-            (
-                "/aggregates/PLACED/total",
-                json!({"op": "set", "value": 1, "newer_by": []}),
-                "total.newer_by: this version does not support key \"newer_by\"",
-            ),
-            ("/aggregates/PLACED/total", json!({"op": "add", "by": "lane()"}), "total.by: lane() cannot be a value"),
-            ("/aggregates/PLACED/changes", json!({"op": "add", "by": "lane()"}), "changes.by: lane() can only be"),
-            ("/aggregates/PLACED/changes", json!({"op": "add", "by": 0.5}), "changes.by: 0.5 cannot be a value"),
-            ("/aggregates/PLACED/changes", json!({"op": "add", "by": 1, "floor": 0.5}), "changes.floor: 0.5 cannot"),
-            ("/aggregates/PLACED/changes", json!({"op": "add", "by": 1, "floor": "event.a"}), "must be a number"),
-            (
-                "/aggregates/PLACED/changes",
-                json!({"op": "add", "by": 1, "floor": 5, "ceiling": 4}),
-                "changes: floor 5 is above ceiling 4",
-            ),
-            ("/aggregates/PLACED/changes", json!({"op": "max", "value": 1}), "has operations of different kinds"),
-        ] {
-            let error = parse_document(&changed(pointer, to)).expect_err(message);
-            assert!(error.to_string().contains(message), "{message}: {error}");
-            assert!(error.to_string().starts_with("projections.orders"), "{error}");
-            assert!(!error.to_string().contains('\n'), "{error}");
-        }
-        let error = parse_document(&changed("/fields/total", json!("BIGNUM"))).unwrap_err();
-        assert_eq!(error.to_string(), "projections.orders.fields.total: type \"BIGNUM\" is not known");
-        assert_eq!(error.hint().unwrap(), "Known types: TEXT, INT, BIGINT, NUMERIC, BOOLEAN.");
-    }
-
-    #[test]
-    fn operations_need_types_that_have_them() {
-        for (column_type, operation, message) in [
-            ("TEXT", json!({"op": "count"}), "count needs a number"),
-            ("BOOLEAN", json!({"op": "add", "by": 1}), "add needs a number"),
-            ("BOOLEAN", json!({"op": "max", "value": true}), "max needs values with an order"),
-        ] {
-            let mut document = changed("/fields/total", json!(column_type));
-            document["projections"]["orders"]["aggregates"]["PLACED"]["total"] = operation;
-            let error = parse_document(&document).expect_err(message).to_string();
-            assert!(error.contains(message), "{error}");
-        }
-    }
-
-    #[test]
-    fn documents_have_one_shape() {
-        for (document, message) in [
-            (json!([]), "document: must be an object, not a list"),
-            (json!({}), "document: \"projections\" is missing"),
-            (json!({"projections": {}}), "projections: must not be empty"),
-            (json!({"projections": {"x": 1}}), "projections.x: must be an object, not a number"),
-            (json!({"projections": {"X": {}}}), "projections.X: \"X\" is not a projection's name"),
-            (json!({"projections": {"x~2": {}}}), "projections.x~2: \"x~2\" is not a projection's name"),
-            (json!({"projections": {}, "queries": {}}), "queries: this version does not support key \"queries\""),
-            (json!({"projektions": {}}), "projektions: key \"projektions\" is not known"),
-        ] {
-            assert_eq!(parse_document(&document).expect_err(message).to_string(), message);
-        }
-        let mut document = orders();
-        document["projections"]["copy"] = document["projections"]["orders"].clone();
-        let error = parse_document(&document).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "projections.copy.target.table: table \"app.orders\" is already that of projection \"orders\""
-        );
-    }
-
-    /// PROJ-2, as a table.
-    #[test]
-    fn lanes_never_get_into_each_others_way() {
-        let check = |lanes: u32, lane_key: &str, bucket: bool, operation: Json| {
-            let mut key = vec!["show"];
-            if bucket {
-                key.push("bucket");
+impl Columns<'_> {
+    fn build(
+        &mut self,
+        target: &Target,
+        mut aggregates: Aggregates<'_>,
+        has_statements: bool,
+    ) -> Result<(Vec<ValueColumn>, Vec<Ordering>), DefinitionError> {
+        let types = self.known_types(&aggregates);
+        let mut columns = Vec::new();
+        let mut deciding: Vec<(Deciding, ValueKind, Vec<String>)> = Vec::new();
+        for field in self.fields.iter().filter(|field| !target.primary_key.contains(&field.name)) {
+            let derive = self.derived.get(&field.name);
+            let (mut column, newer_by) = match (derive, aggregates.columns.remove(field.name.as_str())) {
+                (Some(derive), _) => self.derived_column(field, derive)?,
+                (None, Some(aggregated)) => self.aggregated_column(field, aggregated, &types)?,
+                // A statement may write it.
+                (None, None) if has_statements => continue,
+                (None, None) => {
+                    let place = self.place.required("fields")?;
+                    return Err(place
+                        .at(&field.name, place.json)
+                        .error("is neither derived nor aggregated")
+                        .with_hint(
+                            "Give it an expression under derive, or an operation under aggregates, or remove it.",
+                        ));
+                }
+            };
+            let is_decided = match column.kind {
+                ValueKind::Set => self.is_bucketed || newer_by.iter().flatten().any(|newer| !newer.is_empty()),
+                ValueKind::SetOnce => self.is_bucketed,
+                _ => false,
+            };
+            if is_decided {
+                // Columns that the same events set by the same rule share what decides. A null is no value to
+                // set_once, so each such column has its own.
+                let known = deciding.iter().position(|(other, kind, _)| {
+                    column.kind == ValueKind::Set && *kind == ValueKind::Set && *other == newer_by
+                });
+                let at = known.unwrap_or_else(|| {
+                    deciding.push((newer_by, column.kind, Vec::new()));
+                    deciding.len() - 1
+                });
+                if let Some((_, _, names)) = deciding.get_mut(at) {
+                    names.push(field.name.clone());
+                }
+                column.ordering = Some(at);
             }
-            let mut document = json!({"projections": {"counts": {
-                "source_events": ["IN"], "lanes": lanes, "lane_key": lane_key,
-                "target": {"table": "counts", "primary_key": key},
-                "fields": {"show": "TEXT", "n": "INT"},
-                "derive": {"show": "event.payload.show"},
-                "aggregates": {"IN": {"n": operation}}}}});
-            if bucket {
-                document["projections"]["counts"]["fields"]["bucket"] = json!("INT");
-                document["projections"]["counts"]["derive"]["bucket"] = json!("lane()");
+            columns.push(column);
+        }
+        let mut orderings = Vec::with_capacity(deciding.len());
+        for (expressions, kind, names) in deciding {
+            orderings.push(self.ordering(expressions, kind, names, &types)?);
+        }
+        Ok((columns, orderings))
+    }
+
+    /// The types of expressions that columns hold.
+    fn known_types(&self, aggregates: &Aggregates<'_>) -> Vec<(Expression, ColumnType)> {
+        let derived = self.derived.values().map(|column| (column.expression.clone(), column.column_type));
+        let mut types: Vec<(Expression, ColumnType)> = derived.collect();
+        for (name, aggregated) in &aggregates.columns {
+            let Some(field) = self.fields.iter().find(|field| field.name == *name) else { continue };
+            for operation in aggregated.operations.iter().flatten() {
+                if let Operation::Set(value)
+                | Operation::SetOnce(value)
+                | Operation::Min(value)
+                | Operation::Max(value) = operation
+                {
+                    types.push((value.clone(), field.column_type));
+                }
             }
-            parse_document(&document).map(|projections| projections[0].sharing)
+        }
+        types
+    }
+
+    fn derived_column(&self, field: &Field, derive: &Derived) -> Result<(ValueColumn, Deciding), DefinitionError> {
+        if derive.expression == Expression::Lane {
+            let place = self.place.required("derive")?;
+            return Err(place
+                .at(&field.name, place.json)
+                .error("lane() can only be a column of the primary key")
+                .with_hint("Add the column to target.primary_key, or derive it from a field of the event."));
+        }
+        let keys: Vec<&Expression> = self.key_columns.iter().map(|column| &column.expression).collect();
+        let kind = if derive.expression.follows_from(&keys) { ValueKind::Fixed } else { ValueKind::Set };
+        let of_type = |effect: &Effect| (*effect == Effect::Fold).then(|| Operation::Set(derive.expression.clone()));
+        let operations: Vec<Option<Operation>> = self.effects.iter().map(of_type).collect();
+        let newer_by = operations.iter().map(|operation| operation.as_ref().map(|_| Vec::new())).collect();
+        let column = ValueColumn {
+            name: field.name.clone(),
+            column_type: field.column_type,
+            kind,
+            ordering: None,
+            operations,
+            total_bounds: (None, None),
         };
-        let commuting = || [json!({"op": "count"}), json!({"op": "add", "by": 2}), json!({"op": "min", "value": 1})];
-        let ordered = || [json!({"op": "set", "value": 1}), json!({"op": "add", "by": 2, "ceiling": 9})];
-        for operation in commuting() {
-            assert_eq!(check(1, "event.key", false, operation.clone()), Ok(Sharing::Commuting));
-            assert_eq!(check(4, "event.key", false, operation.clone()), Ok(Sharing::Commuting));
-            assert_eq!(check(4, "event.show", false, operation.clone()), Ok(Sharing::Plain));
-            assert_eq!(check(4, "event.key", true, operation.clone()), Ok(Sharing::Bucketed));
-            assert_eq!(check(1, "event.key", true, operation), Ok(Sharing::Bucketed));
-        }
-        for operation in ordered() {
-            assert_eq!(check(4, "event.show", false, operation.clone()), Ok(Sharing::Plain));
-            assert_eq!(check(1, "event.key", false, operation.clone()), Ok(Sharing::OneLane));
-            let error = check(4, "event.key", false, operation.clone()).unwrap_err();
-            assert!(error.to_string().contains("two of the 4 lanes could write one row"), "{error}");
-            let hint = error.hint().unwrap();
-            assert!(hint.contains("lane_key") && hint.contains("lane()") && hint.contains("lanes: 1"), "{hint}");
-            // Also with one lane, for a resize must not make a good definition a bad one.
-            for lanes in [1, 4] {
-                let error = check(lanes, "event.show", true, operation.clone()).unwrap_err();
-                assert!(error.to_string().contains("cannot be put together"), "{error}");
-            }
-        }
+        Ok((column, newer_by))
     }
 
-    #[test]
-    fn a_bucketed_table_needs_something_to_add_up_and_room_for_the_view_s_name() {
-        let document = |table: &str, aggregates: Json| {
-            let mut fields = json!({"show": "TEXT", "bucket": "INT"});
-            if aggregates.get("IN").is_some() {
-                fields["n"] = json!("INT");
-            }
-            json!({"projections": {"counts": {
-                "source_events": ["IN"], "lanes": 4, "fields": fields, "aggregates": aggregates,
-                "target": {"table": table, "primary_key": ["show", "bucket"]},
-                "derive": {"show": "event.show", "bucket": "lane()"}}}})
+    fn aggregated_column(
+        &mut self,
+        field: &Field,
+        aggregated: Aggregated<'_>,
+        types: &[(Expression, ColumnType)],
+    ) -> Result<(ValueColumn, Deciding), DefinitionError> {
+        let Aggregated { mut kind, mut operations, newer_by, place } = aggregated;
+        for operation in operations.iter_mut().flatten() {
+            let (Operation::Set(value)
+            | Operation::SetOnce(value)
+            | Operation::Min(value)
+            | Operation::Max(value)
+            | Operation::Add { by: value, .. }) = operation
+            else {
+                continue;
+            };
+            value.resolve(&|wanted| type_of(types, wanted));
+        }
+        let mut total_bounds = (None, None);
+        if self.is_bucketed && kind == (ValueKind::Add { bounded: true }) {
+            total_bounds = self.take_bounds(field, &mut operations, &place)?;
+            kind = ValueKind::Add { bounded: false };
+        }
+        let column = ValueColumn {
+            name: field.name.clone(),
+            column_type: field.column_type,
+            kind,
+            ordering: None,
+            operations,
+            total_bounds,
         };
-        let count = json!({"IN": {"n": {"op": "count"}}});
-        assert!(parse_document(&document(&"t".repeat(57), count.clone())).is_ok());
-        let error = parse_document(&document(&"t".repeat(58), count)).unwrap_err().to_string();
-        assert!(error.contains("at most 57 characters"), "{error}");
-        let error = parse_document(&document("t", json!({}))).unwrap_err().to_string();
-        assert!(error.contains("needs a column to add up"), "{error}");
+        Ok((column, newer_by))
     }
 
-    #[test]
-    fn the_order_of_names_changes_nothing_but_the_order_of_columns() {
-        let document = orders();
-        let projection = parse_document(&document).unwrap().remove(0);
-        let sorted: BTreeMap<String, Json> = serde_json::from_value(document["projections"]["orders"].clone()).unwrap();
-        let sorted = json!({"projections": {"orders": sorted}});
-        let other = parse_document(&sorted).unwrap().remove(0);
-        assert_eq!(projection.value_columns, other.value_columns);
-        assert_eq!(projection.key_columns, other.key_columns);
-    }
-
-    /// Documents made of the language's own words in random places.
-    fn documents() -> impl Strategy<Value = Json> {
-        let words = [
-            "projections",
-            "orders",
-            "source_events",
-            "target",
-            "fields",
-            "derive",
-            "aggregates",
-            "lanes",
-            "lane_key",
-            "table",
-            "primary_key",
-            "op",
-            "by",
-            "floor",
-            "ceiling",
-            "value",
-            "add",
-            "count",
-            "set",
-            "min",
-            "max",
-            "id",
-            "total",
-            "PLACED",
-            "TEXT",
-            "INT",
-            "event.id",
-            "event.key",
-            "lane()",
-            "'x'",
-            "",
-        ];
-        let word = proptest::sample::select(words.to_vec()).prop_map(str::to_owned);
-        let leaf = prop_oneof![
-            word.clone().prop_map(Json::String),
-            (-3i64..2000).prop_map(|number| json!(number)),
-            Just(json!(0.5)),
-            Just(json!(null)),
-            Just(json!(true)),
-        ];
-        leaf.prop_recursive(6, 60, 6, move |inner| {
-            prop_oneof![
-                proptest::collection::vec(inner.clone(), 0..4).prop_map(Json::Array),
-                proptest::collection::vec((word.clone(), inner), 0..6)
-                    .prop_map(|entries| Json::Object(entries.into_iter().collect())),
-            ]
-        })
-    }
-
-    proptest! {
-        #[test]
-        fn random_documents_never_panic(document in documents(), at in 0usize..20) {
-            let _ = parse_document(&document);
-            let _ = parse_document(&json!({"projections": document.clone()}));
-            let _ = parse_document(&json!({"projections": {"orders": document.clone()}}));
-            let pointers = [
-                "/source_events", "/lanes", "/lane_key", "/target", "/target/table", "/target/primary_key", "/fields",
-                "/fields/id", "/fields/total", "/fields/changes", "/derive", "/derive/id", "/derive/status",
-                "/aggregates", "/aggregates/PLACED", "/aggregates/PLACED/total", "/aggregates/PLACED/total/op",
-                "/aggregates/PLACED/total/by", "/aggregates/PLACED/total/floor", "/extra",
-            ];
-            let _ = parse_document(&changed(pointers[at], document));
+    /// In a bucketed table no lane knows the total, so floor and ceiling are applied to the total, by the view.
+    fn take_bounds(
+        &mut self,
+        field: &Field,
+        operations: &mut [Option<Operation>],
+        place: &Place<'_>,
+    ) -> Result<(Option<Number>, Option<Number>), DefinitionError> {
+        let mut common: Option<(Option<Number>, Option<Number>)> = None;
+        for operation in operations.iter_mut().flatten() {
+            let Operation::Add { floor, ceiling, .. } = operation else { continue };
+            let bounds = (floor.take(), ceiling.take());
+            if bounds == (None, None) {
+                continue;
+            }
+            match &common {
+                Some(other) if *other != bounds => {
+                    return Err(place
+                        .error(format!("column \"{}\" has operations with different floors or ceilings", field.name))
+                        .with_hint(
+                            "In a table bucketed by lane() the floor and the ceiling are those of the total: give all \
+                             operations on the column the same.",
+                        ));
+                }
+                _ => common = Some(bounds),
+            }
         }
+        let common = common.unwrap_or((None, None));
+        for (bound, name) in [(&common.0, "floor"), (&common.1, "ceiling")] {
+            if let Some(bound) = bound {
+                self.notes.push(format!(
+                    "The {name} {} of column \"{}\" is applied to the total, in the view: the rows are bucketed by lane().",
+                    bound.to_text(),
+                    field.name
+                ));
+            }
+        }
+        Ok(common)
     }
+
+    fn ordering(
+        &self,
+        expressions: Deciding,
+        kind: ValueKind,
+        mut names: Vec<String>,
+        types: &[(Expression, ColumnType)],
+    ) -> Result<Ordering, DefinitionError> {
+        // Whatever the order of fields, which a definition stored as jsonb loses.
+        names.sort();
+        let first = names.first().map_or("", String::as_str);
+        let hidden = |suffix: String| {
+            let name = format!("{first}__{suffix}");
+            let place = self.place.required("fields")?;
+            if self.fields.iter().any(|field| field.name == name) {
+                return Err(place
+                    .at(&name, place.json)
+                    .error(format!("\"{name}\" is the name of a hidden column that column \"{first}\" needs"))
+                    .with_hint("Give the column another name."));
+            }
+            if name.len() > MAXIMUM_NAME {
+                return Err(place
+                    .at(first, place.json)
+                    .error(format!("the name is too long for the hidden column \"{name}\" that goes with it"))
+                    .with_hint(format!("Give it at most {} characters.", MAXIMUM_NAME + first.len() - name.len())));
+            }
+            Ok(name)
+        };
+        let length = expressions.iter().flatten().map(Vec::len).max().unwrap_or(0);
+        let mut newer = Vec::with_capacity(length);
+        let mut typed: Deciding = expressions.iter().map(|of_type| of_type.as_ref().map(|_| Vec::new())).collect();
+        for index in 0..length {
+            let at_index = |of_type: &Option<Vec<Expression>>| of_type.as_ref()?.get(index).cloned();
+            let given: Vec<Expression> = expressions.iter().filter_map(at_index).collect();
+            let column_type = given.iter().map(|expression| ordering_type(expression, types)).next();
+            let column_type = column_type.unwrap_or(ColumnType::Numeric);
+            for (of_type, slot) in expressions.iter().zip(&mut typed) {
+                if let (Some(expression), Some(slot)) = (at_index(of_type), slot) {
+                    let mut expression =
+                        expression.typed(column_type).map_err(|error| self.place.expression_error(error))?;
+                    expression.resolve(&|wanted| type_of(types, wanted));
+                    slot.push(expression);
+                }
+            }
+            newer.push(Field { name: hidden(format!("newer_{}", index + 1))?, column_type });
+        }
+        let position = if self.is_bucketed { Some(hidden("position".to_owned())?) } else { None };
+        Ok(Ordering { newer, position, expressions: typed, least_wins: kind == ValueKind::SetOnce })
+    }
+}
+
+/// The type by which values of `newer_by` are compared: that of a column that holds the same, else of the envelope's
+/// field, else a number.
+fn ordering_type(expression: &Expression, types: &[(Expression, ColumnType)]) -> ColumnType {
+    let known = type_of(types, expression).filter(|column_type| column_type.has_order());
+    known.unwrap_or(match expression {
+        Expression::Time | Expression::Position => ColumnType::Bigint,
+        Expression::Key | Expression::Type => ColumnType::Text,
+        Expression::Seconds(_) => ColumnType::Timestamptz,
+        Expression::Shard { .. } => ColumnType::Int,
+        _ => ColumnType::Numeric,
+    })
 }

@@ -1,8 +1,9 @@
 //! Expressions of a definition: where a value comes from.
 //!
 //! Format: `event.field` and `event.outer.inner` (the payload), `event.payload.ts` (a payload field whose name the
-//! envelope has too), `event.key`, `event.type`, `event.ts`, `event.position` (the envelope), `lane()`, and literals:
-//! a number, `true`, `false`, or text in single quotes (`'it''s'`).
+//! envelope has too), `event.key`, `event.type`, `event.ts`, `event.position` (the envelope), `lane()`,
+//! `shard(event.field, 16)`, `seconds(event.field)` (a time given in seconds since 1970, not in milliseconds), and
+//! literals: a number, `true`, `false`, or text in single quotes (`'it''s'`).
 
 use std::fmt;
 
@@ -13,6 +14,9 @@ use super::value::{ColumnType, Value};
 
 /// The names of the envelope, which come before the payload's.
 const ENVELOPE: [&str; 4] = ["key", "type", "ts", "position"];
+
+/// The most row shards that `shard()` spreads over.
+pub const MAXIMUM_ROW_SHARDS: u32 = 65_536;
 
 /// Where a value comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +33,18 @@ pub enum Expression {
     Position,
     /// `lane()`: the number of the lane that folds the event.
     Lane,
+    /// `shard(expression, count)`: the row shard of a value.
+    Shard {
+        /// What is hashed.
+        expression: Box<Expression>,
+        /// The number of row shards.
+        count: u32,
+        /// The type through which the value goes before it is hashed: that of the column that holds it, so that the
+        /// same is hashed here and in SQL.
+        through: ColumnType,
+    },
+    /// `seconds(expression)`: a time, from a number of seconds since 1970.
+    Seconds(Box<Expression>),
     /// A constant.
     Literal(Value),
 }
@@ -44,7 +60,8 @@ pub struct ExpressionError {
 }
 
 const FORMS: &str = "An expression is event.field, event.outer.inner, event.key, event.type, event.ts, event.position, \
-                     event.payload.field, lane(), a number, true, false, or text in single quotes.";
+                     event.payload.field, lane(), shard(event.field, 16), seconds(event.field), a number, true, false, \
+                     or text in single quotes.";
 
 fn refuse<T>(message: String, hint: impl Into<String>) -> Result<T, ExpressionError> {
     Err(ExpressionError { message, hint: hint.into() })
@@ -79,7 +96,8 @@ impl Expression {
             return match (arguments.0.trim_end(), arguments.1.trim()) {
                 ("lane", "") => Ok(Expression::Lane),
                 ("lane", _) => refuse(format!("lane() takes no arguments: {text}"), FORMS),
-                ("shard", _) => refuse("this version does not support shard()".to_owned(), FORMS),
+                ("shard", arguments) => parse_shard(text, arguments),
+                ("seconds", argument) => Ok(Expression::Seconds(Box::new(parse_argument(text, argument)?))),
                 (name, _) => refuse(format!("function \"{name}\" is not known"), FORMS),
             };
         }
@@ -109,11 +127,42 @@ impl Expression {
                 Ok(value) => Ok(Expression::Literal(value)),
                 Err(_) => unfit(&self),
             },
-            Expression::Time | Expression::Position if column_type == ColumnType::Boolean => unfit(&self),
-            Expression::Lane if !column_type.is_integer() => {
-                refuse(format!("lane() cannot be a value of type {type_name}"), "Give the column the type INT.")
+            Expression::Time | Expression::Position
+                if matches!(column_type, ColumnType::Boolean | ColumnType::Uuid | ColumnType::TextArray) =>
+            {
+                unfit(&self)
+            }
+            Expression::Position if column_type.is_time() => unfit(&self),
+            Expression::Key | Expression::Type if column_type == ColumnType::TextArray => unfit(&self),
+            Expression::Lane | Expression::Shard { .. } if !column_type.is_integer() => {
+                refuse(format!("{self} cannot be a value of type {type_name}"), "Give the column the type INT.")
+            }
+            Expression::Seconds(_) if !column_type.is_time() => {
+                let hint =
+                    "seconds() makes a time: give the column the type TIMESTAMPTZ or DATE, or leave seconds() out.";
+                refuse(format!("{self} cannot be a value of type {type_name}"), hint)
             }
             _ => Ok(self),
+        }
+    }
+}
+
+impl Expression {
+    /// Tells `shard()` the type of the column that holds what it hashes: `type_of` gives it for an expression.
+    pub(super) fn resolve(&mut self, type_of: &dyn Fn(&Expression) -> Option<ColumnType>) {
+        if let Expression::Shard { expression, through, .. } = self {
+            *through = type_of(expression).unwrap_or(ColumnType::Text);
+        }
+    }
+
+    /// Whether the value is the same for all events for which these expressions have the same values.
+    pub(super) fn follows_from(&self, known: &[&Expression]) -> bool {
+        match self {
+            Expression::Literal(_) => true,
+            Expression::Shard { expression, .. } | Expression::Seconds(expression) => {
+                known.contains(&self) || expression.follows_from(known)
+            }
+            other => known.contains(&other),
         }
     }
 }
@@ -131,6 +180,8 @@ impl fmt::Display for Expression {
             Expression::Time => formatter.write_str("event.ts"),
             Expression::Position => formatter.write_str("event.position"),
             Expression::Lane => formatter.write_str("lane()"),
+            Expression::Shard { expression, count, .. } => write!(formatter, "shard({expression}, {count})"),
+            Expression::Seconds(expression) => write!(formatter, "seconds({expression})"),
             Expression::Literal(Value::Text(text)) => write!(formatter, "'{}'", text.replace('\'', "''")),
             Expression::Literal(value) => value.fmt(formatter),
         }
@@ -163,6 +214,35 @@ fn parse_path(text: &str, path: &str) -> Result<Expression, ExpressionError> {
             format!("The payload's own field is event.payload.{path}."),
         ),
         all => Ok(Expression::Payload(owned(all))),
+    }
+}
+
+/// The argument of a function: where a value of the event is.
+fn parse_argument(text: &str, argument: &str) -> Result<Expression, ExpressionError> {
+    match Expression::parse(argument)? {
+        expression @ (Expression::Payload(_) | Expression::Key | Expression::Type | Expression::Time) => Ok(expression),
+        other => refuse(
+            format!("{text}: {other} is not a field of the event"),
+            "A function takes event.field, event.key, event.type or event.ts.",
+        ),
+    }
+}
+
+fn parse_shard(text: &str, arguments: &str) -> Result<Expression, ExpressionError> {
+    let Some((expression, count)) = arguments.rsplit_once(',') else {
+        return refuse(
+            format!("{text}: shard() takes a field and the number of row shards"),
+            "Write shard(event.field, 16).",
+        );
+    };
+    let expression = Box::new(parse_argument(text, expression)?);
+    let count = count.trim();
+    match count.parse::<u32>() {
+        Ok(count @ 1..=MAXIMUM_ROW_SHARDS) => Ok(Expression::Shard { expression, count, through: ColumnType::Text }),
+        _ => refuse(
+            format!("{text}: the number of row shards is between 1 and {MAXIMUM_ROW_SHARDS}, not \"{count}\""),
+            "Write shard(event.field, 16).",
+        ),
     }
 }
 
@@ -226,6 +306,11 @@ mod tests {
             (json!("event.position"), Expression::Position),
             (json!("lane()"), Expression::Lane),
             (json!("lane( )"), Expression::Lane),
+            (
+                json!("shard( event.show_id , 16 )"),
+                Expression::Shard { expression: Box::new(payload(&["show_id"])), count: 16, through: ColumnType::Text },
+            ),
+            (json!("seconds(event.pushed_at)"), Expression::Seconds(Box::new(payload(&["pushed_at"])))),
             (json!(1), Expression::Literal(Value::Integer(1))),
             (json!("-7"), Expression::Literal(Value::Integer(-7))),
             (json!(0.1), Expression::Literal(Value::Numeric("0.1".parse().unwrap()))),
@@ -253,7 +338,14 @@ mod tests {
             (json!("event.payload"), "needs the name of a field"),
             (json!("event.ts.x"), "has no fields"),
             (json!("lane(3)"), "takes no arguments"),
-            (json!("shard(event.show_id, 16)"), "this version does not support shard()"),
+            (json!("shard(event.show_id)"), "takes a field and the number of row shards"),
+            (json!("shard(event.show_id, 0)"), "between 1 and 65536, not \"0\""),
+            (json!("shard(event.show_id, 70000)"), "between 1 and 65536"),
+            (json!("shard(event.show_id, -1)"), "between 1 and 65536"),
+            (json!("shard(lane(), 16)"), "lane() is not a field of the event"),
+            (json!("shard(shard(event.a, 2), 16)"), "is not a field of the event"),
+            (json!("seconds(5)"), "5 is not a field of the event"),
+            (json!("seconds()"), "is not an expression"),
             (json!("now()"), "function \"now\" is not known"),
             (json!("'it's'"), "is not text in single quotes"),
             (json!("'"), "is not text in single quotes"),
@@ -277,6 +369,11 @@ mod tests {
         assert!(typed("3000000000", ColumnType::Int).is_err());
         assert!(typed("event.ts", ColumnType::Boolean).is_err());
         assert!(typed("lane()", ColumnType::Text).is_err());
+        assert!(typed("shard(event.a, 4)", ColumnType::Text).is_err());
+        assert!(typed("seconds(event.a)", ColumnType::Bigint).is_err());
+        assert!(typed("seconds(event.a)", ColumnType::Date).is_ok());
+        assert!(typed("'tomorrow'", ColumnType::Timestamptz).is_err());
+        assert_eq!(typed("'1970-01-02'", ColumnType::Date), Ok(Expression::Literal(Value::Date(1))));
         assert!(typed("event.anything", ColumnType::Boolean).is_ok());
     }
 

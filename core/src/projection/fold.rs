@@ -2,7 +2,8 @@
 //!
 //! Invariants: sums are exact, whatever their size; only what is stored must fit its column. An `add` with bounds is
 //! the function x ► min(max(x + sum, floor), ceiling), and two of them in succession are again one such function.
-//! An event that cannot be applied leaves the fold as it was.
+//! An event that cannot be applied leaves the fold as it was. Of two values of an ordered `set` column the one whose
+//! order values are greater stays, the later one if they are equal.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -10,15 +11,17 @@ use std::hash::{BuildHasher, RandomState};
 use super::number::Number;
 use super::value::{Value, ValueRef};
 use super::view::{DataError, EventView};
-use super::{Expression, Operation, Projection, ValueKind};
+use super::{Effect, Expression, Field, Operation, Ordering, Projection, ValueColumn, ValueKind};
 
 /// What a batch does to one column of one row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
     /// Nothing: the stored value stays; in a new row it is the column's start.
     Untouched,
-    /// The value becomes this one.
+    /// The value becomes this one; in a column with an ordering, if the row's order values allow it.
     Set(Option<Value>),
+    /// The value becomes this one if it was null.
+    SetOnce(Value),
     /// x becomes min(max(x + sum, floor), ceiling); an absent bound bounds nothing.
     Add {
         /// What is added; it may be greater than the column holds.
@@ -41,6 +44,12 @@ pub struct FoldedRow {
     pub key: Vec<Value>,
     /// One change per entry of [`Projection::value_columns`].
     pub changes: Vec<Change>,
+    /// For each entry of [`Projection::orderings`] the values of its hidden columns, where a column of it is touched.
+    pub orders: Vec<Option<Vec<Value>>>,
+    /// Whether the row that is stored is deleted first.
+    pub deleted: bool,
+    /// Whether there is a row afterwards.
+    pub present: bool,
 }
 
 /// What a batch does to the table.
@@ -72,6 +81,7 @@ pub struct Fold<'p> {
 enum Input<'v> {
     Nothing,
     Set(Option<ValueRef<'v>>),
+    SetOnce(ValueRef<'v>),
     Add(Number, Option<&'v Number>, Option<&'v Number>),
     Min(ValueRef<'v>),
     Max(ValueRef<'v>),
@@ -114,20 +124,48 @@ impl<'p> Fold<'p> {
             self.skipped_null_key += 1;
             return Ok(());
         };
+        match projection.effects.get(source) {
+            Some(Effect::Fold) => {}
+            Some(Effect::Delete) => {
+                let row = self.row_of(key);
+                if let Some(row) = self.rows.get_mut(row) {
+                    row.changes.fill(Change::Untouched);
+                    row.orders.fill(None);
+                    (row.deleted, row.present) = (true, false);
+                }
+                return Ok(());
+            }
+            Some(Effect::Statement) | None => return Ok(()),
+        }
         let mut inputs = Vec::with_capacity(projection.value_columns.len());
         for column in &projection.value_columns {
             let operation = column.operations.get(source).and_then(Option::as_ref);
             let input = input_of(operation, column.column_type, view);
             inputs.push(input.map_err(|misfit| misfit.at(view, Some(&column.name)))?);
         }
+        let mut orders = Vec::with_capacity(projection.orderings.len());
+        for ordering in &projection.orderings {
+            orders.push(order_of(ordering, source, view)?);
+        }
         // From here on nothing fails.
         let row = self.row_of(key);
         if let Some(row) = self.rows.get_mut(row) {
-            for (change, input) in row.changes.iter_mut().zip(inputs) {
-                apply(change, input);
-            }
+            row.present = true;
+            apply_all(row, &projection.value_columns, inputs, orders);
         }
         Ok(())
+    }
+
+    /// Whether the event has a place in the projection: an event without a lane key or a row key has none, and is
+    /// counted by [`Fold::add`].
+    ///
+    /// # Errors
+    /// [`DataError`] if a value of either does not fit.
+    pub fn has_place(&self, view: &EventView<'_>) -> Result<bool, DataError> {
+        if self.checks_lane_key && self.projection.lane_key_of(view)?.is_none() {
+            return Ok(false);
+        }
+        Ok(self.key_of(view)?.is_some())
     }
 
     /// The batch's rows, sorted by key.
@@ -171,6 +209,9 @@ impl<'p> Fold<'p> {
         self.rows.push(FoldedRow {
             key: key.into_iter().map(ValueRef::into_value).collect(),
             changes: vec![Change::Untouched; self.projection.value_columns.len()],
+            orders: vec![None; self.projection.orderings.len()],
+            deleted: false,
+            present: false,
         });
         self.before.push(self.newest.insert(hash, at));
         at
@@ -186,6 +227,7 @@ fn input_of<'v>(
     Ok(match operation {
         None => Input::Nothing,
         Some(Operation::Set(expression)) => Input::Set(value(expression)?),
+        Some(Operation::SetOnce(expression)) => value(expression)?.map_or(Input::Nothing, Input::SetOnce),
         Some(Operation::Count) => Input::Add(Number::Integer(1), None, None),
         Some(Operation::Add { by, floor, ceiling }) => match view.number(by, column_type)? {
             Some(by) => Input::Add(by, floor.as_ref(), ceiling.as_ref()),
@@ -196,6 +238,66 @@ fn input_of<'v>(
     })
 }
 
+/// The order values of an event: those of `newer_by`, then the position where it is kept.
+enum Order {
+    /// The event sets no column of the ordering, or has no order among others: a value of `newer_by` is null.
+    None,
+    Values(Vec<Value>),
+}
+
+fn order_of(ordering: &Ordering, source: usize, view: &EventView<'_>) -> Result<Order, DataError> {
+    let Some(Some(expressions)) = ordering.expressions.get(source) else { return Ok(Order::None) };
+    let mut values = Vec::with_capacity(expressions.len() + 1);
+    for (expression, Field { name, column_type }) in expressions.iter().zip(&ordering.newer) {
+        let value = view.value(expression, *column_type, 0);
+        match value.map_err(|misfit| misfit.at(view, Some(name)))? {
+            Some(value) => values.push(value.into_value()),
+            None => return Ok(Order::None),
+        }
+    }
+    if ordering.position.is_some() {
+        values.push(Value::Integer(i64::try_from(view.position()).unwrap_or(i64::MAX)));
+    }
+    Ok(Order::Values(values))
+}
+
+/// Applies what one event does to a row.
+fn apply_all(row: &mut FoldedRow, columns: &[ValueColumn], inputs: Vec<Input<'_>>, orders: Vec<Order>) {
+    // Decided once for all columns of an ordering, before any of them changes.
+    let newer: Vec<bool> = orders
+        .iter()
+        .zip(&row.orders)
+        .map(|(order, standing)| match (order, standing) {
+            (Order::None, _) => false,
+            (Order::Values(_), None) => true,
+            (Order::Values(values), Some(standing)) => values >= standing,
+        })
+        .collect();
+    let mut decided = vec![false; orders.len()];
+    for ((change, column), input) in row.changes.iter_mut().zip(columns).zip(inputs) {
+        let Some(at) = column.ordering else {
+            apply(change, input);
+            continue;
+        };
+        let wins = match column.kind {
+            // The first value that is not null has the least position, for events come in their order.
+            ValueKind::SetOnce => matches!((&input, &*change), (Input::SetOnce(_), Change::Untouched)),
+            _ => newer.get(at).copied().unwrap_or(false),
+        };
+        if wins {
+            apply(change, input);
+            if let Some(slot) = decided.get_mut(at) {
+                *slot = true;
+            }
+        }
+    }
+    for ((decided, order), standing) in decided.into_iter().zip(orders).zip(&mut row.orders) {
+        if let (true, Order::Values(values)) = (decided, order) {
+            *standing = Some(values);
+        }
+    }
+}
+
 fn apply(change: &mut Change, input: Input<'_>) {
     match (&mut *change, input) {
         (_, Input::Nothing) => {}
@@ -204,6 +306,8 @@ fn apply(change: &mut Change, input: Input<'_>) {
             old.clear();
             old.push_str(&new);
         }
+        (Change::SetOnce(_), Input::SetOnce(_)) => {}
+        (_, Input::SetOnce(value)) => *change = Change::SetOnce(value.into_value()),
         (_, Input::Set(value)) => *change = Change::Set(value.map(ValueRef::into_value)),
         (Change::Add { sum, floor, ceiling }, Input::Add(by, new_floor, new_ceiling)) => {
             *sum = sum.plus(&by);

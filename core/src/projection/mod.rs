@@ -8,16 +8,29 @@
 //! of names in a document, except the order of columns, which is that of `fields`.
 
 pub mod definition;
+mod document;
 pub mod expression;
 pub mod fold;
 pub mod number;
+mod operation;
+pub mod policy;
+pub mod query;
+mod sharing;
+pub mod statement;
+pub mod storage;
+pub mod time;
 pub mod value;
 pub mod view;
 
-pub use definition::{DefinitionError, parse_document};
+pub use definition::{Document, parse_document};
+pub use document::DefinitionError;
 pub use expression::Expression;
 pub use fold::{Change, Fold, Folded, FoldedRow};
 pub use number::Number;
+pub use policy::Policy;
+pub use query::Query;
+pub use statement::BatchStatement;
+pub use storage::{Index, Partitioning};
 pub use value::{ColumnType, Value};
 pub use view::{DataError, EventView};
 
@@ -45,10 +58,24 @@ pub struct Projection {
     pub fields: Vec<Field>,
     /// The primary key, in the order of `target.primary_key`.
     pub key_columns: Vec<KeyColumn>,
-    /// All other columns, in the order of `fields`.
+    /// All columns outside the primary key that events change by operations, in the order of `fields`.
     pub value_columns: Vec<ValueColumn>,
+    /// What decides between the values of `set` and `set_once` columns where the order of events alone does not.
+    pub orderings: Vec<Ordering>,
+    /// What an event of each source type does to its row: one entry per entry of `source_events`.
+    pub effects: Vec<Effect>,
+    /// The statements of `sql`: one entry per entry of `source_events`.
+    pub statements: Vec<Option<BatchStatement>>,
+    /// The indexes that the table should have besides that of the primary key.
+    pub indexes: Vec<Index>,
+    /// How the table is divided, if it is.
+    pub partitioning: Option<Partitioning>,
+    /// How it is worked on.
+    pub policy: Policy,
     /// Why more than one lane would be safe, or that it would not.
     pub sharing: Sharing,
+    /// What a user should know of the definition, in full sentences.
+    pub notes: Vec<String>,
     /// Its own part of the document, as it was given.
     pub definition: serde_json::Value,
 }
@@ -103,8 +130,12 @@ pub struct ValueColumn {
     pub column_type: ColumnType,
     /// How its changes are put together.
     pub kind: ValueKind,
+    /// The place in [`Projection::orderings`] of what decides between its values; for `set` and `set_once` only.
+    pub ordering: Option<usize>,
     /// What an event of each source type does to it: one entry per entry of `source_events`.
     pub operations: Vec<Option<Operation>>,
+    /// Floor and ceiling of the total over all lanes' rows, which the view of a bucketed table applies.
+    pub total_bounds: (Option<Number>, Option<Number>),
 }
 
 /// How the changes of a column are put together. All operations on one column are of one kind.
@@ -112,6 +143,10 @@ pub struct ValueColumn {
 pub enum ValueKind {
     /// The last value wins, null included. Starts at null.
     Set,
+    /// The same value for all events of one row key. Starts at null.
+    Fixed,
+    /// The first value wins that is not null. Starts at null.
+    SetOnce,
     /// Numbers are added. Starts at 0.
     Add {
         /// Whether an operation has a floor or a ceiling; such sums do not commute.
@@ -126,8 +161,48 @@ pub enum ValueKind {
 impl ValueKind {
     /// Whether changes may be applied in any order.
     pub fn commutes(self) -> bool {
-        !matches!(self, ValueKind::Set | ValueKind::Add { bounded: true })
+        !matches!(self, ValueKind::Set | ValueKind::SetOnce | ValueKind::Add { bounded: true })
     }
+
+    /// Whether a column of the kind is named only in statements for rows in which it is touched.
+    pub fn is_set(self) -> bool {
+        matches!(self, ValueKind::Set | ValueKind::Fixed)
+    }
+}
+
+/// What decides between two values of a column: hidden columns of the table, kept beside the value.
+///
+/// The order is that of `newer` from left to right, then of the position. Of `set` the greatest wins, of `set_once`
+/// the least. In a table where each row has one writer the position is not kept, for events come in its order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ordering {
+    /// The hidden columns of `newer_by`, in its order.
+    pub newer: Vec<Field>,
+    /// The hidden column of the position, where it is kept.
+    pub position: Option<String>,
+    /// The expressions of `newer_by` for each source type; none where the type sets no column of this ordering.
+    pub expressions: Vec<Option<Vec<Expression>>>,
+    /// Whether the least wins and not the greatest.
+    pub least_wins: bool,
+}
+
+impl Ordering {
+    /// All hidden columns.
+    pub fn hidden(&self) -> impl Iterator<Item = Field> + '_ {
+        let position = self.position.iter().map(|name| Field { name: name.clone(), column_type: ColumnType::Bigint });
+        self.newer.iter().cloned().chain(position)
+    }
+}
+
+/// What an event does to its row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effect {
+    /// Its operations are applied to the row, which is made if it is missing.
+    Fold,
+    /// The row is deleted.
+    Delete,
+    /// Only the statement of its type sees it.
+    Statement,
 }
 
 /// What an event does to a column.
@@ -135,6 +210,8 @@ impl ValueKind {
 pub enum Operation {
     /// Sets the value; a null is set too.
     Set(Expression),
+    /// Sets the value if there is none; a null changes nothing.
+    SetOnce(Expression),
     /// Adds 1.
     Count,
     /// x becomes min(max(x + by, floor), ceiling); a null `by` changes nothing.
@@ -171,6 +248,26 @@ impl Projection {
         self.sharing == Sharing::Bucketed
     }
 
+    /// The hidden columns of the table, which keep what decides between values.
+    pub fn hidden_columns(&self) -> Vec<Field> {
+        self.orderings.iter().flat_map(Ordering::hidden).collect()
+    }
+
+    /// Whether some source type has a statement.
+    pub fn has_statements(&self) -> bool {
+        self.statements.iter().any(Option::is_some)
+    }
+
+    /// The slot among the projection's `slots`, and the key in that slot under which an event is parked. An event whose
+    /// lane key cannot be text is parked in slot 0 under the payload's spelling of it.
+    pub fn parking_place(&self, view: &EventView<'_>, slots: u32) -> (u32, String) {
+        match self.lane_key_of(view) {
+            Ok(Some(key)) => (lane::slot_of(key.as_bytes(), slots), key.into_owned()),
+            Ok(None) => (0, String::new()),
+            Err(_) => (0, view.spelling(&self.lane_key)),
+        }
+    }
+
     /// The number of slots at the start.
     pub fn slots(&self) -> u32 {
         lane::slots_for(self.lanes)
@@ -180,6 +277,7 @@ impl Projection {
     pub fn source_event(&self, event_type: &str) -> Option<usize> {
         self.source_events.iter().position(|source| source == event_type)
     }
+
     /// The lane key of an event, as text; none if it is null. For an event of a source type; of others it has no
     /// meaning.
     ///

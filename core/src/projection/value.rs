@@ -7,9 +7,12 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::fmt;
 
+use std::hash::{Hash, Hasher};
+
 use bigdecimal::BigDecimal;
 
 use super::number::Number;
+use super::time;
 
 /// The type of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,14 +25,37 @@ pub enum ColumnType {
     Bigint,
     /// `numeric`, without a precision
     Numeric,
+    /// `double precision`
+    Double,
     /// `boolean`
     Boolean,
+    /// `timestamp with time zone`
+    Timestamptz,
+    /// `date`
+    Date,
+    /// `uuid`
+    Uuid,
+    /// `jsonb`
+    Jsonb,
+    /// `text[]`, of one dimension
+    TextArray,
 }
 
 impl ColumnType {
     /// All types, in the order of messages.
-    pub const ALL: [ColumnType; 5] =
-        [ColumnType::Text, ColumnType::Int, ColumnType::Bigint, ColumnType::Numeric, ColumnType::Boolean];
+    pub const ALL: [ColumnType; 11] = [
+        ColumnType::Text,
+        ColumnType::Int,
+        ColumnType::Bigint,
+        ColumnType::Numeric,
+        ColumnType::Double,
+        ColumnType::Boolean,
+        ColumnType::Timestamptz,
+        ColumnType::Date,
+        ColumnType::Uuid,
+        ColumnType::Jsonb,
+        ColumnType::TextArray,
+    ];
 
     /// The name in a definition.
     pub fn name(self) -> &'static str {
@@ -38,7 +64,13 @@ impl ColumnType {
             ColumnType::Int => "INT",
             ColumnType::Bigint => "BIGINT",
             ColumnType::Numeric => "NUMERIC",
+            ColumnType::Double => "DOUBLE",
             ColumnType::Boolean => "BOOLEAN",
+            ColumnType::Timestamptz => "TIMESTAMPTZ",
+            ColumnType::Date => "DATE",
+            ColumnType::Uuid => "UUID",
+            ColumnType::Jsonb => "JSONB",
+            ColumnType::TextArray => "TEXT[]",
         }
     }
 
@@ -49,7 +81,13 @@ impl ColumnType {
             ColumnType::Int => "integer",
             ColumnType::Bigint => "bigint",
             ColumnType::Numeric => "numeric",
+            ColumnType::Double => "double precision",
             ColumnType::Boolean => "boolean",
+            ColumnType::Timestamptz => "timestamp with time zone",
+            ColumnType::Date => "date",
+            ColumnType::Uuid => "uuid",
+            ColumnType::Jsonb => "jsonb",
+            ColumnType::TextArray => "text[]",
         }
     }
 
@@ -58,9 +96,85 @@ impl ColumnType {
         matches!(self, ColumnType::Int | ColumnType::Bigint)
     }
 
-    /// Whether the values can be added.
+    /// Whether the values can be added: numbers that add up exactly.
     pub fn is_number(self) -> bool {
         self.is_integer() || self == ColumnType::Numeric
+    }
+
+    /// Whether the values have a least and a greatest one that `min` and `max` of every supported Postgres find.
+    pub fn has_order(self) -> bool {
+        !matches!(self, ColumnType::Boolean | ColumnType::Uuid | ColumnType::Jsonb | ColumnType::TextArray)
+    }
+
+    /// Whether equal values are the same key to Postgres and to the fold, so that a column of the type can be part of
+    /// a primary key.
+    pub fn can_be_key(self) -> bool {
+        !matches!(self, ColumnType::Double | ColumnType::Jsonb | ColumnType::TextArray)
+    }
+
+    /// Whether the values are moments or days.
+    pub fn is_time(self) -> bool {
+        matches!(self, ColumnType::Timestamptz | ColumnType::Date)
+    }
+}
+
+/// A finite floating-point number, with the order that Postgres gives it: 0 and -0 are equal.
+#[derive(Debug, Clone, Copy)]
+pub struct Double(f64);
+
+impl Double {
+    /// The number.
+    pub fn get(self) -> f64 {
+        self.0
+    }
+
+    /// Reads a number's digits.
+    ///
+    /// # Errors
+    /// The reason as a clause that follows the value.
+    pub fn parse(text: &str) -> Result<Double, &'static str> {
+        const OUT_OF_RANGE: &str = "is out of range for type double precision";
+        // Rust reads names such as "inf" too, and rounds what is too small to 0.
+        let number = Number::parse(text);
+        if number == Err("is not a number") {
+            return Err("is not a number");
+        }
+        let double: f64 = text.trim_ascii().parse().map_err(|_| "is not a number")?;
+        let is_zero = number.is_ok_and(|number| number == Number::ZERO);
+        if double.is_finite() && (double != 0.0 || is_zero) { Ok(Double(double)) } else { Err(OUT_OF_RANGE) }
+    }
+}
+
+impl PartialEq for Double {
+    fn eq(&self, other: &Double) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Double {}
+
+impl PartialOrd for Double {
+    fn partial_cmp(&self, other: &Double) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Double {
+    fn cmp(&self, other: &Double) -> Ordering {
+        // Adding 0 makes 0 of -0.
+        (self.0 + 0.0).total_cmp(&(other.0 + 0.0))
+    }
+}
+
+impl Hash for Double {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.0 + 0.0).to_bits().hash(state);
+    }
+}
+
+impl fmt::Display for Double {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
     }
 }
 
@@ -77,6 +191,18 @@ pub enum Value {
     Numeric(BigDecimal),
     /// Of a column of type BOOLEAN.
     Boolean(bool),
+    /// Of a column of type DOUBLE.
+    Double(Double),
+    /// Of a column of type TIMESTAMPTZ: microseconds since 1970 UTC.
+    Time(i64),
+    /// Of a column of type DATE: days since 1970.
+    Date(i32),
+    /// Of a column of type UUID.
+    Uuid(u128),
+    /// Of a column of type JSONB: its text, valid JSON that `jsonb` can hold.
+    Json(String),
+    /// Of a column of type TEXT[].
+    Texts(Vec<Option<String>>),
 }
 
 impl Value {
@@ -95,18 +221,19 @@ impl Value {
             Value::Integer(integer) => ValueRef::Integer(*integer),
             Value::Numeric(decimal) => ValueRef::Numeric(decimal.clone()),
             Value::Boolean(boolean) => ValueRef::Boolean(*boolean),
+            Value::Double(double) => ValueRef::Double(*double),
+            Value::Time(time) => ValueRef::Time(*time),
+            Value::Date(date) => ValueRef::Date(*date),
+            Value::Uuid(uuid) => ValueRef::Uuid(*uuid),
+            Value::Json(json) => ValueRef::Json(Cow::Borrowed(json)),
+            Value::Texts(texts) => ValueRef::Texts(texts.clone()),
         }
     }
 }
 
 impl fmt::Display for Value {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Value::Text(text) => formatter.write_str(text),
-            Value::Integer(integer) => integer.fmt(formatter),
-            Value::Numeric(decimal) => decimal.fmt(formatter),
-            Value::Boolean(boolean) => boolean.fmt(formatter),
-        }
+        formatter.write_str(&self.as_ref().into_text())
     }
 }
 
@@ -121,6 +248,18 @@ pub enum ValueRef<'a> {
     Numeric(BigDecimal),
     /// See [`Value::Boolean`].
     Boolean(bool),
+    /// See [`Value::Double`].
+    Double(Double),
+    /// See [`Value::Time`].
+    Time(i64),
+    /// See [`Value::Date`].
+    Date(i32),
+    /// See [`Value::Uuid`].
+    Uuid(u128),
+    /// See [`Value::Json`].
+    Json(Cow<'a, str>),
+    /// See [`Value::Texts`].
+    Texts(Vec<Option<String>>),
 }
 
 impl<'a> ValueRef<'a> {
@@ -131,6 +270,12 @@ impl<'a> ValueRef<'a> {
             ValueRef::Integer(integer) => Value::Integer(integer),
             ValueRef::Numeric(decimal) => Value::Numeric(decimal),
             ValueRef::Boolean(boolean) => Value::Boolean(boolean),
+            ValueRef::Double(double) => Value::Double(double),
+            ValueRef::Time(time) => Value::Time(time),
+            ValueRef::Date(date) => Value::Date(date),
+            ValueRef::Uuid(uuid) => Value::Uuid(uuid),
+            ValueRef::Json(json) => Value::Json(json.into_owned()),
+            ValueRef::Texts(texts) => Value::Texts(texts),
         }
     }
 
@@ -141,6 +286,10 @@ impl<'a> ValueRef<'a> {
             (ValueRef::Integer(left), Value::Integer(right)) => left.cmp(right),
             (ValueRef::Numeric(left), Value::Numeric(right)) => left.cmp(right),
             (ValueRef::Boolean(left), Value::Boolean(right)) => left.cmp(right),
+            (ValueRef::Double(left), Value::Double(right)) => left.cmp(right),
+            (ValueRef::Time(left), Value::Time(right)) => left.cmp(right),
+            (ValueRef::Date(left), Value::Date(right)) => left.cmp(right),
+            (ValueRef::Uuid(left), Value::Uuid(right)) => left.cmp(right),
             _ => Ordering::Equal,
         }
     }
@@ -161,6 +310,12 @@ impl<'a> ValueRef<'a> {
             ValueRef::Integer(integer) => Cow::Owned(integer.to_string()),
             ValueRef::Numeric(decimal) => Cow::Owned(decimal.to_string()),
             ValueRef::Boolean(boolean) => Cow::Borrowed(if boolean { "true" } else { "false" }),
+            ValueRef::Double(double) => Cow::Owned(double.to_string()),
+            ValueRef::Time(time) => Cow::Owned(time::time_text(time)),
+            ValueRef::Date(date) => Cow::Owned(time::date_text(date.into())),
+            ValueRef::Uuid(uuid) => Cow::Owned(uuid_text(uuid)),
+            ValueRef::Json(json) => json,
+            ValueRef::Texts(texts) => Cow::Owned(array_text(&texts)),
         }
     }
 
@@ -179,10 +334,87 @@ impl<'a> ValueRef<'a> {
                 in_range(Number::parse_integer(&decimal.to_string())?, column_type)
             }
             (ValueRef::Boolean(boolean), ColumnType::Boolean) => Ok(ValueRef::Boolean(boolean)),
+            (ValueRef::Time(time), ColumnType::Timestamptz) => Ok(ValueRef::Time(time)),
+            (ValueRef::Time(time), ColumnType::Date) => Ok(ValueRef::Date(time::date_of(time))),
+            (ValueRef::Double(double), ColumnType::Double) => Ok(ValueRef::Double(double)),
+            (ValueRef::Date(date), ColumnType::Date) => Ok(ValueRef::Date(date)),
+            (ValueRef::Uuid(uuid), ColumnType::Uuid) => Ok(ValueRef::Uuid(uuid)),
+            (ValueRef::Json(json), ColumnType::Jsonb) => Ok(ValueRef::Json(json)),
+            (ValueRef::Texts(texts), ColumnType::TextArray) => Ok(ValueRef::Texts(texts)),
+            (value @ (ValueRef::Integer(_) | ValueRef::Numeric(_)), ColumnType::Timestamptz | ColumnType::Date) => {
+                from_text(Cow::Owned(value.into_text().into_owned()), column_type)
+            }
+            (value @ (ValueRef::Integer(_) | ValueRef::Numeric(_)), ColumnType::Double) => {
+                Double::parse(&value.into_text()).map(ValueRef::Double)
+            }
+            (value @ (ValueRef::Integer(_) | ValueRef::Numeric(_) | ValueRef::Boolean(_)), ColumnType::Jsonb) => {
+                Ok(ValueRef::Json(value.into_text()))
+            }
             (_, ColumnType::Boolean) => Err("is not a boolean"),
+            (_, ColumnType::Uuid) => Err(NOT_A_UUID),
+            (_, ColumnType::TextArray) => Err(NOT_A_LIST),
+            (_, ColumnType::Timestamptz | ColumnType::Date) => Err("is not a time"),
             (_, _) => Err("is not a number"),
         }
     }
+}
+
+const NOT_A_UUID: &str = "is not a uuid";
+const NOT_A_LIST: &str = "is not a list of texts";
+
+/// The canonical spelling: lower case, with hyphens.
+fn uuid_text(uuid: u128) -> String {
+    String::from_utf8_lossy(&crate::key::uuid(uuid.to_be_bytes())).into_owned()
+}
+
+/// 32 hexadecimal digits, with hyphens after the 8th, 12th, 16th and 20th or without, in braces or not.
+fn parse_uuid(text: &str) -> Option<u128> {
+    let text = text.trim_ascii();
+    let text = text.strip_prefix('{').map_or(Some(text), |inner| inner.strip_suffix('}'))?;
+    let digits = match text.len() {
+        32 => text.to_owned(),
+        36 if text.bytes().enumerate().all(|(place, byte)| matches!(place, 8 | 13 | 18 | 23) == (byte == b'-')) => {
+            text.replace('-', "")
+        }
+        _ => return None,
+    };
+    if digits.bytes().all(|digit| digit.is_ascii_hexdigit()) { u128::from_str_radix(&digits, 16).ok() } else { None }
+}
+
+/// Texts as Postgres reads an array of one dimension.
+fn array_text(texts: &[Option<String>]) -> String {
+    let element = |text: &Option<String>| match text {
+        None => "NULL".to_owned(),
+        Some(text) => format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")),
+    };
+    format!("{{{}}}", texts.iter().map(element).collect::<Vec<_>>().join(","))
+}
+
+/// Whether `jsonb` can hold a piece of valid JSON: it stores text, so neither U+0000 nor half a surrogate pair.
+fn check_jsonb(json: &str) -> Result<(), &'static str> {
+    let mut rest = json;
+    // The high half of a pair that must be followed by its low half at once.
+    let mut high = false;
+    while let Some(at) = rest.find('\\') {
+        if high && at > 0 {
+            break;
+        }
+        let (escape, after) = match rest.get(at + 1..) {
+            Some(after) if after.starts_with('u') => (after.get(1..5), after.get(5..)),
+            after => (None, after.and_then(|after| after.get(1..))),
+        };
+        let unit = escape.and_then(|digits| u16::from_str_radix(digits, 16).ok());
+        match unit {
+            Some(0) => return Err("contains U+0000, which jsonb cannot hold"),
+            Some(0xd800..0xdc00) if !high => high = true,
+            Some(0xdc00..0xe000) if high => high = false,
+            Some(0xd800..0xe000) => return Err("is not valid text"),
+            _ if high => break,
+            _ => {}
+        }
+        rest = after.unwrap_or_default();
+    }
+    if high { Err("is not valid text") } else { Ok(()) }
 }
 
 fn in_range(integer: i128, column_type: ColumnType) -> Result<ValueRef<'static>, &'static str> {
@@ -208,6 +440,12 @@ fn from_text(text: Cow<'_, str>, column_type: ColumnType) -> Result<ValueRef<'_>
             "false" => Ok(ValueRef::Boolean(false)),
             _ => Err("is not a boolean"),
         },
+        ColumnType::Double => Double::parse(&text).map(ValueRef::Double),
+        ColumnType::Timestamptz => time::parse_time(&text).map(ValueRef::Time),
+        ColumnType::Date => time::parse_date(&text).map(ValueRef::Date),
+        ColumnType::Uuid => parse_uuid(&text).map(ValueRef::Uuid).ok_or(NOT_A_UUID),
+        ColumnType::Jsonb => Ok(ValueRef::Json(Cow::Owned(serde_json::Value::from(text.as_ref()).to_string()))),
+        ColumnType::TextArray => Err(NOT_A_LIST),
     }
 }
 
@@ -245,17 +483,39 @@ fn unescape(json: &str) -> Result<Cow<'_, str>, &'static str> {
 /// # Errors
 /// The reason as a clause that follows the value.
 pub fn from_json(json: &str, column_type: ColumnType) -> Result<Option<ValueRef<'_>>, &'static str> {
+    match column_type {
+        ColumnType::Jsonb if json == "null" => return Ok(None),
+        ColumnType::Jsonb => {
+            check_jsonb(json)?;
+            return Ok(Some(ValueRef::Json(Cow::Borrowed(json))));
+        }
+        _ => {}
+    }
     match (read_json(json)?, column_type) {
         (Json::Null, _) => Ok(None),
+        (Json::Nested(list), ColumnType::TextArray) => texts_from_json(list).map(|texts| Some(ValueRef::Texts(texts))),
+        (_, ColumnType::TextArray) => Err(NOT_A_LIST),
         (Json::String(text), _) => from_text(text, column_type).map(Some),
         (Json::Boolean(text) | Json::Number(text) | Json::Nested(text), ColumnType::Text) => {
             Ok(Some(ValueRef::Text(Cow::Borrowed(text))))
         }
         (Json::Boolean(text), ColumnType::Boolean) => Ok(Some(ValueRef::Boolean(text == "true"))),
         (Json::Number(_) | Json::Nested(_), ColumnType::Boolean) => Err("is not a boolean"),
+        (Json::Boolean(_) | Json::Nested(_), ColumnType::Timestamptz | ColumnType::Date) => Err("is not a time"),
+        (Json::Boolean(_) | Json::Nested(_) | Json::Number(_), ColumnType::Uuid) => Err(NOT_A_UUID),
         (Json::Boolean(_) | Json::Nested(_), _) => Err("is not a number"),
         (Json::Number(digits), _) => from_text(Cow::Borrowed(digits), column_type).map(Some),
     }
+}
+
+/// The elements of a list as texts, each as `->>` would give it.
+fn texts_from_json(json: &str) -> Result<Vec<Option<String>>, &'static str> {
+    let elements: Vec<&serde_json::value::RawValue> = serde_json::from_str(json).map_err(|_| NOT_A_LIST)?;
+    let text = |element: &&serde_json::value::RawValue| match from_json(element.get(), ColumnType::Text)? {
+        Some(ValueRef::Text(text)) => Ok(Some(text.into_owned())),
+        _ => Ok(None),
+    };
+    elements.iter().map(text).collect()
 }
 
 /// A piece of valid JSON as a number to add to a column of `column_type`. It need not fit the column: only the sum
@@ -318,6 +578,52 @@ mod tests {
         assert_eq!(read("\"true\"", Boolean), Ok(Some(Value::Boolean(true))));
         assert_eq!(read("\"t\"", Boolean), Err("is not a boolean"));
         assert_eq!(read("1", Boolean), Err("is not a boolean"));
+    }
+
+    #[test]
+    fn every_type_is_read() {
+        use ColumnType::{Bigint, Date, Double as Float, Jsonb, TextArray, Timestamptz, Uuid};
+        let shown = |json: &str, column_type| read(json, column_type).map(|value| value.unwrap().to_string());
+        let text = |text: &str| Ok(text.to_owned());
+        assert_eq!(shown("1.5e1", Float), text("15"));
+        assert_eq!(shown("\"0.1\"", Float), text("0.1"));
+        assert_eq!(shown("1e400", Float), Err("is out of range for type double precision"));
+        assert_eq!(shown("1e-400", Float), Err("is out of range for type double precision"));
+        assert_eq!(shown("1e-999999", Float), Err("is out of range for type double precision"));
+        assert_eq!(shown("\"inf\"", Float), Err("is not a number"));
+        assert_eq!(shown("true", Float), Err("is not a number"));
+        assert_eq!(read("-0.0", Float), read("0", Float));
+        assert_eq!(shown("1769918500123", Timestamptz), text("2026-02-01T04:01:40.123000Z"));
+        assert_eq!(shown("\"2026-02-01T10:00:00+07:00\"", Timestamptz), text("2026-02-01T03:00:00.000000Z"));
+        assert!(shown("[]", Timestamptz).is_err() && shown("\"soon\"", Timestamptz).is_err());
+        assert_eq!(shown("\"2026-02-01\"", Date), text("2026-02-01"));
+        assert_eq!(shown("-1", Date), text("1969-12-31"));
+        let uuid = "6e8bc430-9c3a-11d9-9669-0800200c9a66";
+        for spelling in [uuid.to_owned(), uuid.to_uppercase(), uuid.replace('-', ""), format!("{{{uuid}}}")] {
+            assert_eq!(shown(&format!("\"{spelling}\""), Uuid), text(uuid));
+        }
+        for wrong in ["5", "\"\"", "\"6e8bc430-9c3a-11d9-96690800200c9a66-\"", "\"ä\"", "true"] {
+            assert_eq!(shown(wrong, Uuid), Err("is not a uuid"), "{wrong}");
+        }
+        assert_eq!(shown(r#"{"a": [1,  "x"]}"#, Jsonb), text(r#"{"a": [1,  "x"]}"#));
+        assert_eq!(shown(r#""\\u0000 \ud83d\ude00""#, Jsonb), text(r#""\\u0000 \ud83d\ude00""#));
+        for wrong in
+            [r#"["\u0000"]"#, r#""\ud800""#, r#""\ud800x""#, r#""\ude00""#, r#""\ud800\n""#, r#""\ud800\ud800""#]
+        {
+            assert!(shown(wrong, Jsonb).is_err(), "{wrong}");
+        }
+        assert_eq!(read("null", Jsonb), Ok(None));
+        assert_eq!(
+            shown(r#"["a\"b\\", null, 1.50, {"x": 1}]"#, TextArray),
+            text(r#"{"a\"b\\",NULL,"1.50","{\"x\": 1}"}"#)
+        );
+        assert_eq!(shown("[]", TextArray), text("{}"));
+        assert_eq!(shown("\"a\"", TextArray), Err("is not a list of texts"));
+        assert_eq!(shown("{}", TextArray), Err("is not a list of texts"));
+        assert_eq!(Value::Text("x".to_owned()).cast(Jsonb), Ok(Value::Json("\"x\"".to_owned())));
+        assert_eq!(Value::Time(86_400_000_000).cast(Date), Ok(Value::Date(1)));
+        assert_eq!(Value::Integer(5).cast(Timestamptz), Ok(Value::Time(5000)));
+        assert!(Value::Time(0).cast(Bigint).is_err());
     }
 
     #[test]

@@ -13,8 +13,10 @@ use serde_json::value::RawValue;
 
 use super::expression::Expression;
 use super::number::Number;
+use super::time;
 use super::value::{ColumnType, Value, ValueRef, from_json, number_from_json, number_from_text};
 use crate::event::Event;
+use crate::hash::murmur3_x86_32;
 
 /// How many characters of a value an error shows.
 const SHOWN_CHARACTERS: usize = 60;
@@ -124,6 +126,16 @@ impl<'e> EventView<'e> {
             Expression::Time => ValueRef::Integer(self.event.ts),
             Expression::Position => ValueRef::Integer(self.signed_position()?),
             Expression::Lane => ValueRef::Integer(lane.into()),
+            Expression::Shard { expression, count, through } => {
+                let Some(value) = self.value(expression, *through, lane)? else { return Ok(None) };
+                let text = value.normalized().into_text();
+                ValueRef::Integer((murmur3_x86_32(text.as_bytes(), 0) % (*count).max(1)).into())
+            }
+            Expression::Seconds(expression) => {
+                let Some(number) = self.number(expression, ColumnType::Numeric)? else { return Ok(None) };
+                let time = time::from_number(&number, 1_000_000);
+                ValueRef::Time(time.map_err(|reason| Misfit::new(&number.to_text(), reason))?)
+            }
         };
         let shown = || value.clone().into_text().into_owned();
         value.clone().cast(column_type).map(Some).map_err(|reason| Misfit::new(&shown(), reason))
@@ -145,7 +157,22 @@ impl<'e> EventView<'e> {
             Expression::Type => number(&self.event.event_type),
             Expression::Time => Ok(Some(Number::Integer(self.event.ts.into()))),
             Expression::Position => Ok(Some(Number::Integer(self.position.into()))),
-            Expression::Lane => Err(Misfit::new("lane()", "is not a value of an event")),
+            Expression::Shard { .. } => match self.value(expression, ColumnType::Bigint, 0)? {
+                Some(ValueRef::Integer(shard)) => Ok(Some(Number::Integer(shard.into()))),
+                _ => Ok(None),
+            },
+            Expression::Lane | Expression::Seconds(_) => {
+                Err(Misfit::new(&expression.to_string(), "is not a number of an event"))
+            }
+        }
+    }
+
+    /// The lane key's place among parked keys when its value cannot be text in Postgres: the payload's own spelling of
+    /// it, shortened.
+    pub(super) fn spelling(&self, expression: &Expression) -> String {
+        match self.value(expression, ColumnType::Text, 0) {
+            Ok(value) => value.map(|value| value.into_text().into_owned()).unwrap_or_default(),
+            Err(misfit) => misfit.value,
         }
     }
 
@@ -252,6 +279,13 @@ mod tests {
         assert_eq!(read(payload, "event.position", ColumnType::Bigint), integer(42));
         assert_eq!(read(payload, "event.key", ColumnType::Bigint), integer(7));
         assert_eq!(read(payload, "lane()", ColumnType::Int), integer(3));
+        let shard = i64::from(crate::lane::shard(b"y", 16).unwrap());
+        assert_eq!(read(payload, "shard(event.b.c.d, 16)", ColumnType::Int), integer(shard));
+        assert_eq!(read(payload, "shard(event.n, 16)", ColumnType::Int), Ok(None));
+        assert_eq!(read(payload, "seconds(event.a)", ColumnType::Timestamptz), Ok(Some(Value::Time(2_000_000))));
+        assert_eq!(read(payload, "event.ts", ColumnType::Timestamptz), Ok(Some(Value::Time(-5000))));
+        assert_eq!(read(payload, "seconds(event.x)", ColumnType::Timestamptz), Ok(None));
+        assert!(read(payload, "seconds(event.b.c.d)", ColumnType::Timestamptz).unwrap_err().contains("\"y\" is not"));
         for nowhere in ["event.n", "event.n.x", "event.a.x", "event.x", "event.b.c.d.e", "event.b.x"] {
             assert_eq!(read(payload, nowhere, ColumnType::Int), Ok(None), "{nowhere}");
         }

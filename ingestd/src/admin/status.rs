@@ -119,11 +119,13 @@ pub fn describe(json: &str) -> Result<String, String> {
             LaneState::Running => "running",
             LaneState::BackingOff => "backing off",
             LaneState::Stopped => "stopped",
+            LaneState::Scheduled => "scheduled",
         };
+        let parked = if lane.parked_keys > 0 { format!("  {} keys parked", lane.parked_keys) } else { String::new() };
         let reason = lane.reason.as_deref().map(|reason| format!("  {reason}")).unwrap_or_default();
         let _ = writeln!(
             text,
-            "{:<32} {:>5}  {state:<12} {:>12} {:>10}{reason}",
+            "{:<32} {:>5}  {state:<12} {:>12} {:>10}{parked}{reason}",
             lane.projection, lane.lane, lane.position, lane.lag
         );
     }

@@ -21,6 +21,8 @@ pub enum LaneState {
     BackingOff,
     /// A batch cannot be applied; it is tried again less and less often.
     Stopped,
+    /// It waits for the next time of its schedule.
+    Scheduled,
 }
 
 /// What the status shows of a lane.
@@ -36,6 +38,8 @@ pub struct LaneReport {
     pub position: u64,
     /// Positions between checkpoint and horizon.
     pub lag: u64,
+    /// Keys whose events wait because one could not be applied.
+    pub parked_keys: usize,
     /// Why it backs off or is stopped.
     pub reason: Option<String>,
 }
@@ -44,6 +48,7 @@ pub struct LaneReport {
 struct Entry {
     state: LaneState,
     position: u64,
+    parked_keys: usize,
     reason: Option<String>,
 }
 
@@ -72,6 +77,7 @@ impl Board {
                 let entry = lanes.remove(&id).unwrap_or(Entry {
                     state: LaneState::Unowned,
                     position: 0,
+                    parked_keys: 0,
                     reason: projection.rules.as_ref().err().cloned(),
                 });
                 state.lanes.insert(id, entry);
@@ -105,6 +111,13 @@ impl Board {
         }
     }
 
+    /// Notes how many keys of a lane are parked.
+    pub fn set_parked(&self, id: &LaneId, keys: usize) {
+        if let Some(entry) = self.state().lanes.get_mut(id) {
+            entry.parked_keys = keys;
+        }
+    }
+
     /// Notes why Postgres cannot be used; none if it can.
     pub fn set_postgres(&self, trouble: Option<String>) {
         self.state().postgres = trouble;
@@ -123,6 +136,7 @@ impl Board {
             state: entry.state,
             position: entry.position,
             lag: horizon.saturating_sub(entry.position),
+            parked_keys: entry.parked_keys,
             reason: entry.reason.clone(),
         };
         self.state().lanes.iter().map(report).collect()

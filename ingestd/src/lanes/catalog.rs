@@ -26,6 +26,7 @@ pub struct Known {
     pub name: Arc<str>,
     lanes: u32,
     slots: u32,
+    definition: serde_json::Value,
     /// What its events do, or why this daemon cannot tell.
     pub rules: Result<Projection, String>,
 }
@@ -36,10 +37,15 @@ impl Known {
         self.lanes
     }
 
+    /// The number of slots.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
     /// The lane that an event belongs to; none if the projection does not read its type.
     ///
     /// An event without a lane key belongs to the owner of slot 0, who counts it. So does one whose lane key cannot be
-    /// text in Postgres: its lane stops there and says so.
+    /// text in Postgres: there it is parked, or its lane stops.
     pub fn lane_of(&self, stored: &StoredEvent) -> Option<u32> {
         let rules = self.rules.as_ref().ok()?;
         rules.source_event(&stored.event.event_type)?;
@@ -74,15 +80,18 @@ impl Catalog {
         let mut projections = Vec::new();
         for row in rows {
             let name: &str = row.try_get("name")?;
-            // A definition never changes under its name and version.
-            if let Some(known) = before.projections.iter().find(|known| *known.name == *name) {
+            let definition: serde_json::Value = row.try_get("definition")?;
+            // Under its name and version only the policy of a definition changes, never where an event goes.
+            let same = |known: &&Arc<Known>| *known.name == *name && known.definition == definition;
+            if let Some(known) = before.projections.iter().find(same) {
                 projections.push(Arc::clone(known));
                 continue;
             }
-            let definition: serde_json::Value = row.try_get("definition")?;
-            let rules = parse_document(&json!({ "projections": { name: definition } }))
+            let rules = parse_document(&json!({ "projections": { name: &definition } }))
                 .map_err(|error| error.to_string())
-                .and_then(|parsed| parsed.into_iter().next().ok_or_else(|| "the definition is empty".to_owned()));
+                .and_then(|parsed| {
+                    parsed.projections.into_iter().next().ok_or_else(|| "the definition is empty".to_owned())
+                });
             if let Err(reason) = &rules {
                 tracing::error!(projection = name, "this version cannot work on the projection: {reason}");
             }
@@ -91,6 +100,7 @@ impl Catalog {
                 name: name.into(),
                 lanes: number("lanes")?,
                 slots: number("slots")?,
+                definition,
                 rules,
             }));
         }

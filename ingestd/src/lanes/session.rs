@@ -35,8 +35,12 @@ pub enum Fault {
     LaneLost,
     /// The same batch can succeed later.
     Transient,
-    /// The batch cannot be applied as things are.
-    Permanent,
+    /// The statement took too long or somebody canceled it: for its data, or because all is slow.
+    Canceled,
+    /// Tables, columns, functions or rights are not as they must be: no event is to blame.
+    Definition,
+    /// Some event of the batch cannot be applied.
+    Data,
 }
 
 /// Tells errors apart by SQLSTATE.
@@ -46,13 +50,15 @@ pub fn classify(error: &Error) -> Fault {
         // A stale epoch: begin_batch and commit_batch refuse with it.
         &SqlState::T_R_SERIALIZATION_FAILURE => Fault::LaneLost,
         &SqlState::ADMIN_SHUTDOWN | &SqlState::CRASH_SHUTDOWN | &SqlState::CANNOT_CONNECT_NOW => Fault::Connection,
-        &SqlState::T_R_DEADLOCK_DETECTED
-        | &SqlState::LOCK_NOT_AVAILABLE
-        | &SqlState::OBJECT_IN_USE
-        | &SqlState::QUERY_CANCELED => Fault::Transient,
+        &SqlState::T_R_DEADLOCK_DETECTED | &SqlState::LOCK_NOT_AVAILABLE | &SqlState::OBJECT_IN_USE => Fault::Transient,
+        &SqlState::QUERY_CANCELED => Fault::Canceled,
         state if state.code().starts_with("08") => Fault::Connection,
         state if state.code().starts_with("53") || state.code().starts_with("57") => Fault::Transient,
-        _ => Fault::Permanent,
+        // Class 42 (42P01, 42703, 42501 and their like), a schema that is gone, an object in the wrong state.
+        state if state.code().starts_with("42") || state.code() == "3F000" || state.code() == "55000" => {
+            Fault::Definition
+        }
+        _ => Fault::Data,
     }
 }
 

@@ -96,6 +96,7 @@ pub fn start(log: &Log, settings: &LaneSettings, hold: &Arc<HoldHistory>) -> Res
         readers: Readers::new(log.directory()),
         workers: settings.connections,
         batch_events: settings.batch_events,
+        concurrency: Mutex::default(),
     });
     for ordinal in 0..settings.connections {
         tasks.spawn(worker::run(Arc::clone(&shared), ordinal, projections.clone(), stopping.clone()));

@@ -5,14 +5,18 @@
 //! a COMMIT without an answer is settled by the next claim, which tells the checkpoint.
 //!
 //! When a batch fails: a lost connection loses all its lanes, which are claimed again; an error that passes is tried
-//! again; an event that cannot be applied stops its lane, after everything before it was applied, and is tried again
-//! less and less often. Nothing is skipped.
+//! again, less and less often; a batch with an event that cannot be applied is done in parts ([`super::parking`]); where
+//! tables, columns or rights are missing the lane stops, and tries again less and less often.
+//!
+//! In mode `batch` a lane waits until it has so many events, or the first has waited so long. In mode `scheduled` it
+//! does not take part in the shared reader, and reads for itself when its time comes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lanes_core::projection::{EventView, Fold, Folded, Projection};
+use lanes_core::projection::policy::Mode;
+use lanes_core::projection::{DataError, EventView, Fold, Projection};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_postgres::types::ToSql;
@@ -22,10 +26,10 @@ use uuid::Uuid;
 use super::board::{Board, LaneState};
 use super::catalog::{Catalog, Known, LaneId};
 use super::dispatcher::{Attachment, CHUNK_BYTES, CHUNK_EVENTS, Delivery, Dispatcher};
+use super::parking::{Parked, WriteFailure, jittered, runs};
 use super::session::{Fault, classify, connect, describe};
 use crate::log::horizon::Horizon;
 use crate::log::reader::{Chunk, LogReader, StoredEvent};
-use crate::projection::upsert;
 
 /// Lanes that read the log for themselves at the same time.
 pub const CATCH_UP_READERS: usize = 4;
@@ -42,8 +46,14 @@ const CONNECT_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Durati
 
 /// The pause after the given number of failures in a row.
 fn pause((first, last): (Duration, Duration), failures: u32) -> Duration {
-    first.saturating_mul(1 << failures.min(16)).min(last)
+    jittered(first.saturating_mul(1 << failures.min(16)).min(last))
 }
+
+/// Bytes of events that wait for a batch to be full; more are not held back.
+const WAITING_BYTES: usize = CHUNK_BYTES;
+
+/// How often the parked keys of a lane are looked at, for those whose retry somebody asked for.
+const PARKED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What all workers share.
 pub struct Shared {
@@ -65,6 +75,22 @@ pub struct Shared {
     pub workers: u32,
     /// The most events of a transaction.
     pub batch_events: usize,
+    /// For each projection that limits it: how many of its lanes may be worked on now.
+    pub concurrency: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
+}
+
+impl Shared {
+    /// A permit to work on a lane of the projection; none if it has no limit. `max_concurrency` counts from the time when
+    /// the daemon first works on the projection.
+    async fn permit(&self, known: &Known) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        let limit = known.rules.as_ref().ok()?.policy.max_concurrency?;
+        let semaphore = {
+            let mut all = self.concurrency.lock().unwrap_or_else(PoisonError::into_inner);
+            let fresh = || Arc::new(Semaphore::new(limit as usize));
+            Arc::clone(all.entry(Arc::clone(&known.name)).or_insert_with(fresh))
+        };
+        semaphore.acquire_owned().await.ok()
+    }
 }
 
 /// A few readers of the log, opened when they are first needed.
@@ -144,20 +170,34 @@ pub async fn run(
 }
 
 /// A lane that this worker owns.
-struct Owned {
-    id: LaneId,
-    known: Arc<Known>,
-    epoch: i64,
+pub(super) struct Owned {
+    pub(super) id: LaneId,
+    pub(super) known: Arc<Known>,
+    pub(super) epoch: i64,
     /// The checkpoint.
-    position: u64,
-    /// Everything of the lane up to here is accounted for, in the checkpoint or because there was nothing.
+    pub(super) position: u64,
+    /// Everything of the lane up to here is accounted for, in the checkpoint or because there was nothing, or waits.
     scanned_to: u64,
+    /// Events that wait for a batch to be full.
+    waiting: Vec<StoredEvent>,
+    waiting_bytes: usize,
+    /// When they wait no longer.
+    batch_at: Option<Instant>,
     /// Up to where the lane reads alone although it is attached; none if it is not attached.
     attached: Option<u64>,
+    /// In mode scheduled: the next time, and up to where the lane reads now.
+    run_at: Instant,
+    run_to: Option<u64>,
     /// Batches that failed in a row.
-    failures: u32,
-    /// The most events of the next batch: halved when one cannot be applied, until the event is found that cannot.
-    limit: usize,
+    pub(super) failures: u32,
+    /// Events that failed in a row.
+    pub(super) failed_in_a_row: u32,
+    /// The next batch is done in parts from the start: somebody may have asked that an event be skipped.
+    in_parts: bool,
+    /// The parked keys of the lane.
+    pub(super) parked: Parked,
+    /// When they are looked at again.
+    parked_at: Instant,
     /// Not before this moment is a batch tried again.
     retry_at: Option<Instant>,
     /// When the checkpoint must follow `scanned_to` although there was no event.
@@ -168,8 +208,28 @@ struct Owned {
     halted: bool,
 }
 
+impl Owned {
+    fn mode(&self) -> Mode {
+        self.known.rules.as_ref().map_or(Mode::Realtime, |rules| rules.policy.mode)
+    }
+
+    /// When there may be something to do although nothing came.
+    fn deadline(&self) -> Option<Instant> {
+        if self.halted {
+            return None;
+        }
+        let parked = (!self.parked.is_empty()).then_some(self.parked_at);
+        let run = matches!(self.mode(), Mode::Scheduled { .. }).then_some(self.run_at);
+        let due = self.parked.values().flatten().min().copied();
+        if let Some(retry_at) = self.retry_at {
+            return Some(retry_at);
+        }
+        [self.flush_at, self.batch_at, parked, run, due].into_iter().flatten().min()
+    }
+}
+
 /// Why a batch was not applied.
-enum Failure {
+pub(super) enum Failure {
     /// The connection is gone.
     Connection(String),
     /// The lane is somebody else's.
@@ -180,8 +240,17 @@ enum Failure {
     Permanent(String),
     /// The checkpoint is not where this worker left it.
     Moved(u64),
-    /// A smaller batch is to be tried at once.
-    TryLess,
+    /// The event at this position cannot be applied, and everything of the lane before it is.
+    AtEvent(u64, String),
+    /// Some event cannot be applied, for this reason: the batch is to be done in parts.
+    InParts(String),
+}
+
+impl Failure {
+    /// What a failure means to a batch that is done in parts already: no event of it is to blame.
+    fn of_parts(self) -> Failure {
+        if let Failure::InParts(reason) = self { Failure::Permanent(reason) } else { self }
+    }
 }
 
 impl From<Error> for Failure {
@@ -190,18 +259,19 @@ impl From<Error> for Failure {
         match classify(&error) {
             Fault::Connection => Failure::Connection(reason),
             Fault::LaneLost => Failure::LaneLost(reason),
-            Fault::Transient => Failure::Transient(reason),
-            Fault::Permanent => Failure::Permanent(reason),
+            Fault::Transient | Fault::Canceled => Failure::Transient(reason),
+            Fault::Definition => Failure::Permanent(reason),
+            Fault::Data => Failure::InParts(reason),
         }
     }
 }
 
 /// What a connection can do until it is lost.
-struct Session<'s> {
-    shared: &'s Shared,
+pub(super) struct Session<'s> {
+    pub(super) shared: &'s Shared,
     name: &'s str,
     ordinal: u32,
-    client: Client,
+    pub(super) client: Client,
     statements: HashMap<String, Statement>,
     lanes: Vec<Owned>,
     wake: Arc<Notify>,
@@ -219,6 +289,13 @@ impl Session<'_> {
             let now = Instant::now();
             if now >= next_claim {
                 let catalog = Arc::clone(&catalog.borrow());
+                for lane in &mut self.lanes {
+                    // A policy may have changed.
+                    let known = catalog.projections.iter().find(|known| known.name == lane.id.projection);
+                    if let Some(known) = known {
+                        lane.known = Arc::clone(known);
+                    }
+                }
                 self.claim(&catalog).await?;
                 next_claim = now + CLAIM_INTERVAL;
             }
@@ -245,7 +322,7 @@ impl Session<'_> {
             if worked {
                 continue;
             }
-            let deadlines = self.lanes.iter().flat_map(|lane| lane.retry_at.into_iter().chain(lane.flush_at));
+            let deadlines = self.lanes.iter().filter_map(Owned::deadline);
             let deadline = deadlines.min().unwrap_or(next_claim).min(next_claim);
             tokio::select! {
                 () = self.wake.notified() => {}
@@ -296,9 +373,17 @@ impl Session<'_> {
             epoch,
             position,
             scanned_to: position,
+            waiting: Vec::new(),
+            waiting_bytes: 0,
+            batch_at: None,
             attached: None,
+            run_at: Instant::now(),
+            run_to: None,
             failures: 0,
-            limit: self.shared.batch_events,
+            failed_in_a_row: 0,
+            in_parts: true,
+            parked: Parked::new(),
+            parked_at: Instant::now(),
             retry_at: None,
             flush_at: None,
             recorded: None,
@@ -314,24 +399,29 @@ impl Session<'_> {
                  an older copy"
             );
             owned.halted = true;
-            self.stand_still(&mut owned, LaneState::Stopped, &reason).await?;
+            self.stand_still(&mut owned, LaneState::Stopped, &reason, None).await?;
         }
         let floor = (self.shared.floor)();
         let is_new = position == 0 && epoch == 1;
         if is_new && floor > 0 {
             // What retention deleted before the projection was defined is not its. Written down at once, so that a
             // checkpoint below the floor always means a fault.
-            let rules = known.rules.as_ref().map_err(Clone::clone)?;
-            let nothing = Fold::new(rules, lane).finish();
-            match self.transaction(&owned, rules, nothing, floor).await {
+            let begun = self.begin(&owned).await;
+            let moved = match begun {
+                Ok(_) => self.commit(&mut owned, floor, 0).await,
+                Err(failure) => Err(failure),
+            };
+            match moved {
                 Ok(()) => {}
-                Err(Failure::Connection(reason) | Failure::Transient(reason) | Failure::Permanent(reason)) => {
-                    return Err(reason);
-                }
-                Err(Failure::LaneLost(reason)) => return Err(reason),
-                Err(Failure::Moved(_) | Failure::TryLess) => {
-                    return Err("the lane moved while it was claimed".to_owned());
-                }
+                Err(
+                    Failure::Connection(reason)
+                    | Failure::Transient(reason)
+                    | Failure::Permanent(reason)
+                    | Failure::LaneLost(reason)
+                    | Failure::InParts(reason)
+                    | Failure::AtEvent(_, reason),
+                ) => return Err(reason),
+                Err(Failure::Moved(_)) => return Err("the lane moved while it was claimed".to_owned()),
             }
             owned.position = floor;
             owned.scanned_to = floor;
@@ -342,7 +432,7 @@ impl Session<'_> {
                  the events between are deleted"
             );
             owned.halted = true;
-            self.stand_still(&mut owned, LaneState::Stopped, &reason).await?;
+            self.stand_still(&mut owned, LaneState::Stopped, &reason, None).await?;
         }
         self.lanes.push(owned);
         Ok(true)
@@ -355,23 +445,53 @@ impl Session<'_> {
             return Ok(false);
         }
         lane.retry_at = None;
+        if lane.parked_at <= now && (lane.in_parts || !lane.parked.is_empty()) {
+            lane.parked_at = now + PARKED_INTERVAL;
+            self.read_parked(lane).await?;
+        }
+        let shared = self.shared;
+        if !lane.parked.is_empty() {
+            let _permit = shared.permit(&lane.known).await;
+            if self.retry_parked(lane).await.map_err(Failure::of_parts)? {
+                return Ok(true);
+            }
+        }
         let deliveries = self.gather(lane).await?;
         let gathered = !deliveries.is_empty();
         let scanned_to = deliveries.iter().map(|delivery| delivery.scanned_to).max().unwrap_or(lane.scanned_to);
         let before = lane.scanned_to;
         let events: Vec<&StoredEvent> =
             deliveries.iter().flat_map(Delivery::events).filter(|stored| stored.position > before).collect();
+        if let Mode::Batch { size, flush_interval_ms } = lane.mode() {
+            let count = lane.waiting.len() + events.len();
+            let bytes = lane.waiting_bytes + events.iter().map(|stored| stored.event.size_bytes()).sum::<usize>();
+            if count > 0 && count < size as usize && bytes < WAITING_BYTES {
+                let flush = Duration::from_millis(flush_interval_ms.into());
+                let batch_at = *lane.batch_at.get_or_insert(now + flush);
+                if batch_at > now {
+                    lane.waiting.extend(events.into_iter().cloned());
+                    (lane.waiting_bytes, lane.flush_at) = (bytes, None);
+                    lane.scanned_to = lane.scanned_to.max(scanned_to);
+                    return Ok(gathered);
+                }
+            }
+        }
+        let scanned_to = lane.scanned_to.max(scanned_to);
+        let waited = std::mem::take(&mut lane.waiting);
+        (lane.waiting_bytes, lane.batch_at) = (0, None);
+        let events: Vec<&StoredEvent> = waited.iter().chain(events).collect();
         if !events.is_empty() {
+            let _permit = shared.permit(&lane.known).await;
             let mut rest = events.as_slice();
             while !rest.is_empty() {
-                let (batch, later) = rest.split_at(rest.len().min(lane.limit));
+                let (batch, later) = rest.split_at(rest.len().min(shared.batch_events));
                 let to = later.first().map_or(scanned_to, |next| next.position - 1);
                 self.apply(lane, batch, to).await?;
                 rest = later;
             }
             return Ok(true);
         }
-        lane.scanned_to = lane.scanned_to.max(scanned_to);
+        lane.scanned_to = scanned_to;
         match lane.flush_at {
             _ if lane.scanned_to == lane.position => lane.flush_at = None,
             None => lane.flush_at = Some(now + FLUSH_INTERVAL),
@@ -387,6 +507,9 @@ impl Session<'_> {
     /// What has come for a lane. Attaches it to the shared reader if it can be.
     async fn gather(&self, lane: &mut Owned) -> Result<Vec<Delivery>, Failure> {
         let shared = self.shared;
+        if let Mode::Scheduled { every_ms } = lane.mode() {
+            return self.gather_scheduled(lane, Duration::from_millis(every_ms)).await;
+        }
         if lane.attached.is_none() {
             match shared.dispatcher.attach(&lane.id, &lane.known, lane.scanned_to, &self.wake) {
                 Attachment::Attached { read_alone_to } => {
@@ -412,81 +535,131 @@ impl Session<'_> {
         }
     }
 
-    /// Applies events, all of which the lane has not seen, and moves the checkpoint to `scanned_to`.
-    async fn apply(&mut self, lane: &mut Owned, events: &[&StoredEvent], scanned_to: u64) -> Result<(), Failure> {
-        let known = Arc::clone(&lane.known);
-        let rules = known.rules.as_ref().map_err(|reason| Failure::Permanent(reason.clone()))?;
-        let mut fold = Fold::new(rules, lane.id.lane);
-        let mut to = scanned_to;
-        let mut misfit = None;
-        for stored in events {
-            if let Err(error) = fold.add(&EventView::new(stored.position, &stored.event)) {
-                // Everything before it can be applied.
-                to = stored.position - 1;
-                misfit = Some(error.to_string());
-                break;
-            }
+    /// What there is for a lane whose time has come: everything up to the horizon of that moment.
+    async fn gather_scheduled(&self, lane: &mut Owned, every: Duration) -> Result<Vec<Delivery>, Failure> {
+        let (shared, now) = (self.shared, Instant::now());
+        if lane.attached.take().is_some() {
+            shared.dispatcher.detach(&lane.id);
         }
-        if to > lane.position {
-            match self.transaction(lane, rules, fold.finish(), to).await {
-                Err(Failure::Permanent(_)) if events.len() > 1 => {
-                    lane.limit = events.len() / 2;
-                    return Err(Failure::TryLess);
-                }
-                other => other?,
-            }
-            lane.position = to;
-            lane.scanned_to = to;
-            lane.flush_at = None;
-            self.shared.board.set_position(&lane.id, to);
+        if lane.run_to.is_none() && lane.run_at <= now {
+            lane.run_to = Some(shared.horizon.position());
+            lane.run_at = now + every;
+            shared.board.set(&lane.id, LaneState::Running, None);
         }
-        lane.limit = (lane.limit * 2).min(self.shared.batch_events);
-        match misfit {
-            Some(reason) => Err(Failure::Permanent(reason)),
-            None => {
-                if lane.failures > 0 {
-                    tracing::info!(projection = %lane.id.projection, lane = lane.id.lane, "the lane goes on");
-                }
-                lane.failures = 0;
-                lane.recorded = None;
-                Ok(())
+        match lane.run_to {
+            Some(run_to) if run_to > lane.scanned_to => {
+                let chunk = shared.readers.read(lane.scanned_to, run_to).await.map_err(Failure::Transient)?;
+                Ok(vec![Delivery::select(&lane.known, lane.id.lane, chunk)])
+            }
+            _ => {
+                lane.run_to = None;
+                let reason = (lane.scanned_to == lane.position).then(|| "until its next time".to_owned());
+                shared.board.set(&lane.id, LaneState::Scheduled, reason);
+                Ok(Vec::new())
             }
         }
     }
 
-    /// One batch: rows and checkpoint in one transaction.
-    async fn transaction(&mut self, lane: &Owned, rules: &Projection, folded: Folded, to: u64) -> Result<(), Failure> {
-        let (projection, number) = (&*lane.id.projection, lane.id.lane as i32);
+    /// Applies events, all of which the lane has not seen, and moves the checkpoint to `to`.
+    async fn apply(&mut self, lane: &mut Owned, events: &[&StoredEvent], to: u64) -> Result<(), Failure> {
+        let known = Arc::clone(&lane.known);
+        let rules = known.rules.as_ref().map_err(|reason| Failure::Permanent(reason.clone()))?;
+        let mut in_parts = lane.in_parts || !lane.parked.is_empty();
+        if !in_parts && to > lane.position {
+            match self.apply_at_once(lane, rules, events, to).await {
+                Err(Failure::InParts(_)) => {
+                    self.client.batch_execute("ROLLBACK").await?;
+                    in_parts = true;
+                }
+                other => other?,
+            }
+        }
+        if in_parts {
+            self.apply_in_parts(lane, rules, events, to).await.map_err(Failure::of_parts)?;
+        }
+        if lane.failures > 0 {
+            tracing::info!(projection = %lane.id.projection, lane = lane.id.lane, "the lane goes on");
+        }
+        (lane.failures, lane.recorded, lane.in_parts) = (0, None, false);
+        Ok(())
+    }
+
+    /// One batch in which nothing fails: rows and checkpoint in one transaction.
+    async fn apply_at_once(
+        &mut self,
+        lane: &mut Owned,
+        rules: &Projection,
+        events: &[&StoredEvent],
+        to: u64,
+    ) -> Result<(), Failure> {
+        let views: Vec<EventView<'_>> =
+            events.iter().map(|stored| EventView::new(stored.position, &stored.event)).collect();
+        let views: Vec<&EventView<'_>> = views.iter().collect();
+        let in_parts = |error: DataError| Failure::InParts(error.to_string());
+        // Folded before the lane is locked.
+        let mut folded = Vec::new();
+        for run in runs(rules, &views) {
+            let mut fold = Fold::new(rules, lane.id.lane);
+            let mut seen = Vec::new();
+            for view in run {
+                if rules.has_statements() && fold.has_place(view).map_err(in_parts)? {
+                    seen.push(*view);
+                }
+                fold.add(view).map_err(in_parts)?;
+            }
+            folded.push((fold.finish(), seen));
+        }
+        let table = self.begin(lane).await?;
+        let mut skipped_null_key = 0;
+        for (folded, seen) in folded {
+            skipped_null_key += folded.skipped_null_key;
+            self.write(lane, rules, &table, folded, &seen).await.map_err(|failure| match failure {
+                WriteFailure::OutOfRange(reason) => Failure::InParts(reason),
+                WriteFailure::Postgres(error) => error.into(),
+            })?;
+        }
+        self.commit(lane, to, skipped_null_key).await
+    }
+
+    /// Begins a batch's transaction. Gives the table that it may write to.
+    pub(super) async fn begin(&mut self, lane: &Owned) -> Result<String, Failure> {
         let begin = self.prepare("SELECT position, target_table FROM lanes.begin_batch($1, $2, $3, $4)").await?;
-        let commit = self.prepare("SELECT lanes.commit_batch($1, $2, $3, $4, $5)").await?;
         // Sent together: one round trip.
-        let parameters: [&(dyn ToSql + Sync); 4] = [&projection, &number, &lane.epoch, &self.shared.log_id];
+        let parameters: [&(dyn ToSql + Sync); 4] =
+            [&&*lane.id.projection, &(lane.id.lane as i32), &lane.epoch, &self.shared.log_id];
         let (began, row) = tokio::join!(
             self.client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
             self.client.query_one(&begin, &parameters)
         );
         began?;
         let row = row?;
-        let (position, table): (i64, &str) = (row.try_get(0)?, row.try_get(1)?);
+        let (position, table): (i64, String) = (row.try_get(0)?, row.try_get(1)?);
         if position as u64 != lane.position {
             return Err(Failure::Moved(position.max(0) as u64));
         }
-        let (to, skipped) = (to as i64, folded.skipped_null_key as i64);
-        let statements = upsert::statements(rules, table, folded);
-        for statement in statements.map_err(|error| Failure::Permanent(error.to_string()))? {
-            let prepared = self.prepare(&statement.sql).await?;
-            let parameters: Vec<_> = statement.parameters.iter().map(upsert::Parameter::as_sql).collect();
-            self.client.execute(&prepared, &parameters).await?;
-        }
-        let parameters: [&(dyn ToSql + Sync); 5] = [&projection, &number, &lane.epoch, &to, &skipped];
+        Ok(table)
+    }
+
+    /// Moves the checkpoint and ends the batch's transaction.
+    pub(super) async fn commit(&mut self, lane: &mut Owned, to: u64, skipped_null_key: u64) -> Result<(), Failure> {
+        let commit = self.prepare("SELECT lanes.commit_batch($1, $2, $3, $4, $5)").await?;
+        let (position, skipped) = (to as i64, skipped_null_key as i64);
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&&*lane.id.projection, &(lane.id.lane as i32), &lane.epoch, &position, &skipped];
         let (moved, committed) =
             tokio::join!(self.client.query_one(&commit, &parameters), self.client.batch_execute("COMMIT"));
         moved?;
         committed?;
+        if to > lane.position {
+            lane.position = to;
+            lane.scanned_to = lane.scanned_to.max(to);
+            lane.flush_at = None;
+            self.shared.board.set_position(&lane.id, to);
+        }
         Ok(())
     }
 
-    async fn prepare(&mut self, text: &str) -> Result<Statement, Error> {
+    pub(super) async fn prepare(&mut self, text: &str) -> Result<Statement, Error> {
         if let Some(statement) = self.statements.get(text) {
             return Ok(statement.clone());
         }
@@ -504,9 +677,10 @@ impl Session<'_> {
         };
         // Whatever was delivered beyond the checkpoint is read again.
         self.shared.dispatcher.detach(&lane.id);
-        lane.attached = None;
+        (lane.attached, lane.flush_at, lane.batch_at) = (None, None, None);
+        lane.waiting.clear();
+        lane.waiting_bytes = 0;
         lane.scanned_to = lane.position;
-        lane.flush_at = None;
         if let Failure::Connection(reason) = failure {
             return Err(reason);
         }
@@ -521,7 +695,12 @@ impl Session<'_> {
                 self.shared.board.set(&lane.id, LaneState::Unowned, Some(reason));
                 return Ok(Settled::Lost);
             }
-            Failure::TryLess => {}
+            Failure::InParts(_) => lane.in_parts = true,
+            Failure::AtEvent(position, reason) => {
+                lane.in_parts = true;
+                lane.retry_at = Some(Instant::now() + pause(PERMANENT_PAUSES, lane.failures));
+                self.stand_still(lane, LaneState::Stopped, &reason, Some(position)).await?;
+            }
             Failure::Moved(position) => {
                 lane.position = position;
                 lane.scanned_to = position;
@@ -529,18 +708,24 @@ impl Session<'_> {
             }
             Failure::Transient(reason) => {
                 lane.retry_at = Some(Instant::now() + pause(TRANSIENT_PAUSES, lane.failures));
-                self.stand_still(lane, LaneState::BackingOff, &reason).await?;
+                self.stand_still(lane, LaneState::BackingOff, &reason, None).await?;
             }
             Failure::Permanent(reason) => {
                 lane.retry_at = Some(Instant::now() + pause(PERMANENT_PAUSES, lane.failures));
-                self.stand_still(lane, LaneState::Stopped, &reason).await?;
+                self.stand_still(lane, LaneState::Stopped, &reason, None).await?;
             }
         }
         Ok(Settled::Worked)
     }
 
     /// Says why a lane does not go on: in the log, in the status, and if it is stopped in Postgres.
-    async fn stand_still(&self, lane: &mut Owned, state: LaneState, reason: &str) -> Result<(), String> {
+    async fn stand_still(
+        &self,
+        lane: &mut Owned,
+        state: LaneState,
+        reason: &str,
+        failed: Option<u64>,
+    ) -> Result<(), String> {
         lane.failures = lane.failures.saturating_add(1);
         self.shared.board.set(&lane.id, state, Some(reason.to_owned()));
         if lane.recorded.as_deref() == Some(reason) {
@@ -549,10 +734,20 @@ impl Session<'_> {
         tracing::error!(projection = %lane.id.projection, lane = lane.id.lane, position = lane.position, "{reason}");
         lane.recorded = Some(reason.to_owned());
         if state == LaneState::Stopped {
-            let statement = "SELECT lanes.stop_lane($1, $2, $3, $4)";
-            let parameters: [&(dyn ToSql + Sync); 4] =
-                [&&*lane.id.projection, &(lane.id.lane as i32), &lane.epoch, &reason];
-            match self.client.query(statement, &parameters).await {
+            let (projection, number) = (&*lane.id.projection, lane.id.lane as i32);
+            let told = match failed {
+                Some(position) => {
+                    let statement = "SELECT lanes.stop_at_event($1, $2, $3, $4, $5)";
+                    self.client
+                        .query(statement, &[&projection, &number, &lane.epoch, &(position as i64), &reason])
+                        .await
+                }
+                None => {
+                    let statement = "SELECT lanes.stop_lane($1, $2, $3, $4)";
+                    self.client.query(statement, &[&projection, &number, &lane.epoch, &reason]).await
+                }
+            };
+            match told {
                 Err(error) if classify(&error) == Fault::Connection => return Err(describe(&error)),
                 Err(error) => tracing::warn!("cannot record why the lane is stopped: {}", describe(&error)),
                 Ok(_) => {}
@@ -565,6 +760,10 @@ impl Session<'_> {
     async fn release_all(&mut self) -> Result<(), String> {
         while let Some(mut lane) = self.lanes.pop() {
             self.shared.dispatcher.detach(&lane.id);
+            if let Some(first) = lane.waiting.first() {
+                // They are read again by the next owner.
+                lane.scanned_to = first.position - 1;
+            }
             if lane.scanned_to > lane.position {
                 let scanned_to = lane.scanned_to;
                 let flushed = self.apply(&mut lane, &[], scanned_to).await.map(|()| false);

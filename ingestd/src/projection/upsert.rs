@@ -4,6 +4,9 @@
 //! be named; mostly that is one statement for the batch. A statement's text depends on the projection, the table and
 //! that set alone, so it can be prepared once.
 //!
+//! Rows that the batch deletes are deleted first, by a statement of their own; what came after the deletion is then
+//! inserted. A hidden column is sent beside the columns whose values it orders, and decides in the same statement.
+//!
 //! There are two forms.
 //! - INSERT … ON CONFLICT DO UPDATE, also safe where several lanes write a row at once. A sum must fit its column.
 //! - For projections with a floor or a ceiling, UPDATE … FROM and INSERT of the rows that were missing, in one
@@ -13,17 +16,18 @@
 //!   stored value must fit.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use lanes_core::projection::{
-    Change, ColumnType, Folded, FoldedRow, Number, Projection, Value, ValueColumn, ValueKind,
+    Change, ColumnType, Field, Folded, FoldedRow, Number, Ordering, Projection, Value, ValueColumn, ValueKind,
 };
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::private::BytesMut;
+use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
+use uuid::Uuid;
 
 use super::table::quote;
 
-/// The values of one column, one per row. NUMERIC goes as text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The values of one column, one per row. NUMERIC, JSONB and TEXT[] go as text.
+#[derive(Debug, Clone, PartialEq)]
 pub enum Parameter {
     /// For `text[]`.
     Text(Vec<Option<String>>),
@@ -33,6 +37,49 @@ pub enum Parameter {
     Bigint(Vec<Option<i64>>),
     /// For `boolean[]`.
     Boolean(Vec<Option<bool>>),
+    /// For `double precision[]`.
+    Double(Vec<Option<f64>>),
+    /// For `timestamptz[]`.
+    Time(Vec<Option<Time>>),
+    /// For `date[]`.
+    Date(Vec<Option<Date>>),
+    /// For `uuid[]`.
+    Uuid(Vec<Option<Uuid>>),
+}
+
+/// A `timestamptz`: microseconds since 1970 UTC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Time(pub i64);
+
+/// A `date`: days since 1970.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Date(pub i32);
+
+/// Postgres counts from 2000, 10 957 days after 1970.
+const DAYS_TO_2000: i32 = 10_957;
+
+impl ToSql for Time {
+    fn to_sql(&self, kind: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        (self.0 - i64::from(DAYS_TO_2000) * 86_400_000_000).to_sql(kind, out)
+    }
+
+    fn accepts(kind: &Type) -> bool {
+        *kind == Type::TIMESTAMPTZ
+    }
+
+    to_sql_checked!();
+}
+
+impl ToSql for Date {
+    fn to_sql(&self, kind: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        (self.0 - DAYS_TO_2000).to_sql(kind, out)
+    }
+
+    fn accepts(kind: &Type) -> bool {
+        *kind == Type::DATE
+    }
+
+    to_sql_checked!();
 }
 
 impl Parameter {
@@ -43,12 +90,16 @@ impl Parameter {
             Parameter::Integer(values) => values,
             Parameter::Bigint(values) => values,
             Parameter::Boolean(values) => values,
+            Parameter::Double(values) => values,
+            Parameter::Time(values) => values,
+            Parameter::Date(values) => values,
+            Parameter::Uuid(values) => values,
         }
     }
 }
 
 /// A statement and its parameters, `$1` first.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Statement {
     /// The text.
     pub sql: String,
@@ -71,26 +122,46 @@ pub struct OutOfRange {
     pub column_type: &'static str,
 }
 
-/// The statements that apply a batch. `table` is the table's name as SQL, quoted where needed.
+/// The statements that apply a batch, in order. `table` is the table's name as SQL, quoted where needed.
 ///
 /// # Errors
 /// [`OutOfRange`] for a sum that cannot be sent.
 pub fn statements(projection: &Projection, table: &str, folded: Folded) -> Result<Vec<Statement>, OutOfRange> {
+    let mut statements = Vec::new();
+    if folded.rows.iter().any(|row| row.deleted) {
+        statements.push(delete_statement(projection, table, folded.rows.iter().filter(|row| row.deleted)));
+    }
     let mut groups: BTreeMap<Vec<bool>, Vec<FoldedRow>> = BTreeMap::new();
-    for row in folded.rows {
+    for row in folded.rows.into_iter().filter(|row| row.present) {
         groups.entry(written(projection, &row)).or_default().push(row);
     }
-    groups.into_iter().map(|(written, rows)| statement(projection, table, &written, rows)).collect()
+    for (written, rows) in groups {
+        statements.push(statement(projection, table, &written, rows)?);
+    }
+    Ok(statements)
 }
 
 /// Which value columns a statement for this row names: all but the untouched `set` columns.
 fn written(projection: &Projection, row: &FoldedRow) -> Vec<bool> {
     let columns = projection.value_columns.iter().zip(&row.changes);
-    columns.map(|(column, change)| column.kind != ValueKind::Set || *change != Change::Untouched).collect()
+    columns.map(|(column, change)| !column.kind.is_set() || *change != Change::Untouched).collect()
 }
 
 fn is_bounded(projection: &Projection) -> bool {
     projection.value_columns.iter().any(|column| column.kind == ValueKind::Add { bounded: true })
+}
+
+/// An ordering whose hidden columns a statement sends.
+struct Ordered<'p> {
+    ordering: &'p Ordering,
+    at: usize,
+}
+
+/// The orderings of the columns that a statement names.
+fn ordered<'p>(projection: &'p Projection, columns: &[&ValueColumn]) -> Vec<Ordered<'p>> {
+    let named = |at: &usize| columns.iter().any(|column| column.ordering == Some(*at));
+    let orderings = projection.orderings.iter().enumerate().filter(|(at, _)| named(at));
+    orderings.map(|(at, ordering)| Ordered { ordering, at }).collect()
 }
 
 fn statement(
@@ -101,6 +172,7 @@ fn statement(
 ) -> Result<Statement, OutOfRange> {
     let bounded = is_bounded(projection);
     let columns: Vec<&ValueColumn> = selected(&projection.value_columns, written).collect();
+    let orderings = ordered(projection, &columns);
     let count = rows.len();
     let mut keys: Vec<Array> =
         projection.key_columns.iter().map(|column| Array::new(column.column_type, count)).collect();
@@ -108,18 +180,52 @@ fn statement(
         .iter()
         .map(|column| sent_types(column, bounded).map(|sent| Array::new(sent, count)).collect())
         .collect();
+    let mut hidden: Vec<Vec<Array>> = orderings
+        .iter()
+        .map(|ordered| ordered.ordering.hidden().map(|field| Array::new(field.column_type, count)).collect())
+        .collect();
     for row in rows {
         for (array, value) in keys.iter_mut().zip(row.key) {
             array.push(Some(value));
+        }
+        let mut orders = row.orders;
+        for (arrays, ordered) in hidden.iter_mut().zip(&orderings) {
+            let mut order = orders.get_mut(ordered.at).and_then(Option::take).unwrap_or_default().into_iter();
+            for array in arrays {
+                array.push(order.next());
+            }
         }
         let changes = row.changes.into_iter().zip(written).filter(|(_, written)| **written).map(|(change, _)| change);
         for ((arrays, column), change) in values.iter_mut().zip(&columns).zip(changes) {
             push_change(arrays, column, change)?;
         }
     }
-    let sql = if bounded { join_sql(projection, table, &columns) } else { upsert_sql(projection, table, &columns) };
-    let arrays = keys.into_iter().chain(values.into_iter().flatten());
+    let form = Form { projection, table, columns: &columns, orderings: &orderings, bounded };
+    let sql = if bounded { form.join_sql() } else { form.upsert_sql() };
+    let arrays = keys.into_iter().chain(values.into_iter().flatten()).chain(hidden.into_iter().flatten());
     Ok(Statement { sql, parameters: arrays.map(|array| array.0).collect(), rows: count })
+}
+
+fn delete_statement<'r>(
+    projection: &Projection,
+    table: &str,
+    rows: impl Iterator<Item = &'r FoldedRow> + Clone,
+) -> Statement {
+    let count = rows.clone().count();
+    let mut keys: Vec<Array> =
+        projection.key_columns.iter().map(|column| Array::new(column.column_type, count)).collect();
+    for row in rows {
+        for (array, value) in keys.iter_mut().zip(&row.key) {
+            array.push(Some(value.clone()));
+        }
+    }
+    let source = source_sql(projection.key_columns.iter().map(|column| column.column_type));
+    let sql = format!(
+        "DELETE FROM {table} AS t USING ({source}) AS i ({}) WHERE {}",
+        parameter_names(keys.len()).join(", "),
+        same_key(projection, "t")
+    );
+    Statement { sql, parameters: keys.into_iter().map(|array| array.0).collect(), rows: count }
 }
 
 fn selected<'a, T>(all: &'a [T], written: &[bool]) -> impl Iterator<Item = &'a T> {
@@ -143,26 +249,40 @@ struct Array(Parameter);
 impl Array {
     fn new(column_type: ColumnType, rows: usize) -> Array {
         Array(match column_type {
-            ColumnType::Text | ColumnType::Numeric => Parameter::Text(Vec::with_capacity(rows)),
+            ColumnType::Text | ColumnType::Numeric | ColumnType::Jsonb | ColumnType::TextArray => {
+                Parameter::Text(Vec::with_capacity(rows))
+            }
             ColumnType::Int => Parameter::Integer(Vec::with_capacity(rows)),
             ColumnType::Bigint => Parameter::Bigint(Vec::with_capacity(rows)),
             ColumnType::Boolean => Parameter::Boolean(Vec::with_capacity(rows)),
+            ColumnType::Double => Parameter::Double(Vec::with_capacity(rows)),
+            ColumnType::Timestamptz => Parameter::Time(Vec::with_capacity(rows)),
+            ColumnType::Date => Parameter::Date(Vec::with_capacity(rows)),
+            ColumnType::Uuid => Parameter::Uuid(Vec::with_capacity(rows)),
         })
     }
 
     /// Adds a value of the column's type; the fold has checked its range.
     fn push(&mut self, value: Option<Value>) {
-        match &mut self.0 {
-            Parameter::Text(values) => values.push(value.map(|value| match value {
-                Value::Text(text) => text,
+        match (&mut self.0, value) {
+            (Parameter::Text(values), value) => values.push(value.map(|value| match value {
+                Value::Text(text) | Value::Json(text) => text,
                 other => other.to_string(),
             })),
-            Parameter::Integer(values) => values.push(integer(value).and_then(|value| i32::try_from(value).ok())),
-            Parameter::Bigint(values) => values.push(integer(value)),
-            Parameter::Boolean(values) => values.push(match value {
-                Some(Value::Boolean(boolean)) => Some(boolean),
-                _ => None,
-            }),
+            (Parameter::Integer(values), Some(Value::Integer(integer))) => values.push(i32::try_from(integer).ok()),
+            (Parameter::Bigint(values), Some(Value::Integer(integer))) => values.push(Some(integer)),
+            (Parameter::Boolean(values), Some(Value::Boolean(boolean))) => values.push(Some(boolean)),
+            (Parameter::Double(values), Some(Value::Double(double))) => values.push(Some(double.get())),
+            (Parameter::Time(values), Some(Value::Time(time))) => values.push(Some(Time(time))),
+            (Parameter::Date(values), Some(Value::Date(date))) => values.push(Some(Date(date))),
+            (Parameter::Uuid(values), Some(Value::Uuid(uuid))) => values.push(Some(Uuid::from_u128(uuid))),
+            (Parameter::Integer(values), _) => values.push(None),
+            (Parameter::Bigint(values), _) => values.push(None),
+            (Parameter::Boolean(values), _) => values.push(None),
+            (Parameter::Double(values), _) => values.push(None),
+            (Parameter::Time(values), _) => values.push(None),
+            (Parameter::Date(values), _) => values.push(None),
+            (Parameter::Uuid(values), _) => values.push(None),
         }
     }
 
@@ -172,16 +292,9 @@ impl Array {
             Parameter::Text(values) => values.push(Some(number.to_text())),
             Parameter::Integer(values) => values.push(Some(i32::try_from(number.to_bigint()?).ok()?)),
             Parameter::Bigint(values) => values.push(Some(number.to_bigint()?)),
-            Parameter::Boolean(_) => return None,
+            _ => return None,
         }
         Some(())
-    }
-}
-
-fn integer(value: Option<Value>) -> Option<i64> {
-    match value {
-        Some(Value::Integer(integer)) => Some(integer),
-        _ => None,
     }
 }
 
@@ -192,7 +305,7 @@ fn push_change(arrays: &mut [Array], column: &ValueColumn, change: Change) -> Re
             first.push(value);
             return Ok(());
         }
-        Change::Min(value) | Change::Max(value) => {
+        Change::SetOnce(value) | Change::Min(value) | Change::Max(value) => {
             first.push(Some(value));
             return Ok(());
         }
@@ -225,22 +338,41 @@ fn shortened(digits: String) -> String {
     }
 }
 
-/// `unnest($1::text[], …)`, with the parameters' number.
-fn unnest_sql(types: impl Iterator<Item = ColumnType>) -> (String, usize) {
-    let mut sql = String::from("unnest(");
-    let mut count = 0;
-    for column_type in types {
-        count += 1;
-        let comma = if count == 1 { "" } else { ", " };
+/// A SELECT over `unnest($1::text[], …)`, one column per type.
+fn source_sql(types: impl Iterator<Item = ColumnType>) -> String {
+    let (mut arrays, mut columns, mut converted) = (Vec::new(), Vec::new(), false);
+    for (column_type, number) in types.zip(1..) {
         let cast = match column_type {
             ColumnType::Numeric => "text[]::numeric[]".to_owned(),
+            ColumnType::Jsonb => "text[]::jsonb[]".to_owned(),
+            // An array of arrays would be unnested to the bottom.
+            ColumnType::TextArray => "text[]".to_owned(),
             other => format!("{}[]", other.sql_name()),
         };
-        // Writing to a String cannot fail.
-        let _ = write!(sql, "{comma}${count}::{cast}");
+        arrays.push(format!("${number}::{cast}"));
+        let is_array = column_type == ColumnType::TextArray;
+        converted |= is_array;
+        columns.push(format!("a.p{number}{}", if is_array { "::text[]" } else { "" }));
     }
-    sql.push(')');
-    (sql, count)
+    let unnest = format!("unnest({})", arrays.join(", "));
+    if converted {
+        let names = parameter_names(arrays.len()).join(", ");
+        format!("SELECT {} FROM {unnest} AS a ({names})", columns.join(", "))
+    } else {
+        format!("SELECT * FROM {unnest}")
+    }
+}
+
+/// p1, p2 and so on.
+fn parameter_names(count: usize) -> Vec<String> {
+    (1..=count).map(|number| format!("p{number}")).collect()
+}
+
+/// That a row of `relation` has the key of the row `i` of the batch.
+fn same_key(projection: &Projection, relation: &str) -> String {
+    let pairs = projection.key_columns.iter().zip(1..);
+    let pairs = pairs.map(|(column, number)| format!("{relation}.{} = i.p{number}", quote(&column.name)));
+    pairs.collect::<Vec<_>>().join(" AND ")
 }
 
 fn quoted<'a>(names: impl Iterator<Item = &'a String>) -> String {
@@ -254,79 +386,155 @@ fn extreme_sql(column: &ValueColumn, left: &str, right: &str) -> String {
     format!("{function}({left}{collation}, {right}{collation})")
 }
 
-/// The form without bounds.
-fn upsert_sql(projection: &Projection, table: &str, columns: &[&ValueColumn]) -> String {
-    let key_types = projection.key_columns.iter().map(|column| column.column_type);
-    let (unnest, _) = unnest_sql(key_types.chain(columns.iter().map(|column| column.column_type)));
-    let key = quoted(projection.key_columns.iter().map(|column| &column.name));
-    let names = quoted(
-        projection.key_columns.iter().map(|column| &column.name).chain(columns.iter().map(|column| &column.name)),
-    );
-    let assignments: Vec<String> = columns
-        .iter()
-        .map(|column| {
-            let name = quote(&column.name);
-            let (stored, sent) = (format!("t.{name}"), format!("excluded.{name}"));
-            let value = match column.kind {
-                ValueKind::Set => sent,
-                ValueKind::Add { .. } => format!("{stored} + {sent}"),
-                ValueKind::Min | ValueKind::Max => extreme_sql(column, &stored, &sent),
-            };
-            format!("{name} = {value}")
-        })
-        .collect();
-    let action = if assignments.is_empty() {
-        "DO NOTHING".to_owned()
-    } else {
-        format!("DO UPDATE SET {}", assignments.join(", "))
-    };
-    format!("INSERT INTO {table} AS t ({names}) SELECT * FROM {unnest} ON CONFLICT ({key}) {action}")
+/// Text is compared as the fold compares it.
+fn comparable(text: String, column_type: ColumnType) -> String {
+    if column_type == ColumnType::Text { format!("{text} COLLATE pg_catalog.\"C\"") } else { text }
 }
 
-/// The form with bounds. The arrays are called p1, p2 and so on.
-fn join_sql(projection: &Projection, table: &str, columns: &[&ValueColumn]) -> String {
-    let key_types = projection.key_columns.iter().map(|column| column.column_type);
-    let (unnest, count) = unnest_sql(key_types.chain(columns.iter().flat_map(|column| sent_types(column, true))));
-    let parameters: Vec<String> = (1..=count).map(|number| format!("p{number}")).collect();
-    let key_count = projection.key_columns.len();
+/// What the text of a statement is made of.
+struct Form<'a> {
+    projection: &'a Projection,
+    table: &'a str,
+    columns: &'a [&'a ValueColumn],
+    orderings: &'a [Ordered<'a>],
+    bounded: bool,
+}
 
-    let mut updates = Vec::new();
-    let mut inserts: Vec<String> = (1..=key_count).map(|number| format!("i.p{number}")).collect();
-    let mut at = key_count + 1;
-    for column in columns {
-        let name = quote(&column.name);
-        let (stored, sent) = (format!("t.{name}"), format!("i.p{at}"));
-        let bounds = |value: String| format!("least(greatest({value}, i.p{}), i.p{})", at + 1, at + 2);
-        let (update, insert) = match column.kind {
-            ValueKind::Set => (sent.clone(), sent),
-            ValueKind::Add { bounded: true } => (bounds(format!("{stored} + {sent}")), bounds(sent)),
-            ValueKind::Add { bounded: false } => (format!("{stored} + {sent}"), sent),
-            ValueKind::Min | ValueKind::Max => (extreme_sql(column, &stored, &sent), sent),
-        };
-        updates.push(format!("{name} = {update}"));
-        inserts.push(insert);
-        at += sent_types(column, true).count();
+impl Form<'_> {
+    /// The types of the arrays, in the order of the parameters.
+    fn types(&self) -> impl Iterator<Item = ColumnType> {
+        let keys = self.projection.key_columns.iter().map(|column| column.column_type);
+        let values = self.columns.iter().flat_map(|column| sent_types(column, self.bounded));
+        let hidden = self.orderings.iter().flat_map(|ordered| ordered.ordering.hidden());
+        keys.chain(values).chain(hidden.map(|field| field.column_type))
     }
-    let same = |left: &str, names: &[String]| {
-        let pairs = names.iter().zip(1..).map(|(name, number)| format!("{left}.{name} = i.p{number}"));
-        pairs.collect::<Vec<_>>().join(" AND ")
-    };
-    let key_names: Vec<String> = projection.key_columns.iter().map(|column| quote(&column.name)).collect();
-    let key_parameters: Vec<String> = parameters.iter().take(key_count).cloned().collect();
-    let names = quoted(
-        projection.key_columns.iter().map(|column| &column.name).chain(columns.iter().map(|column| &column.name)),
-    );
-    format!(
-        "WITH i ({parameters}) AS (SELECT * FROM {unnest}), \
-         u AS (UPDATE {table} AS t SET {updates} FROM i WHERE {join} RETURNING {returning}) \
-         INSERT INTO {table} ({names}) SELECT {inserts} FROM i WHERE NOT EXISTS (SELECT FROM u WHERE {missing})",
-        parameters = parameters.join(", "),
-        updates = updates.join(", "),
-        join = same("t", &key_names),
-        returning = key_parameters.iter().map(|name| format!("i.{name}")).collect::<Vec<_>>().join(", "),
-        inserts = inserts.join(", "),
-        missing = same("u", &key_parameters),
-    )
+
+    /// The columns that are written, quoted: key, values, hidden.
+    fn names(&self) -> String {
+        let keys = self.projection.key_columns.iter().map(|column| quote(&column.name));
+        let values = self.columns.iter().map(|column| quote(&column.name));
+        let hidden = self.orderings.iter().flat_map(|ordered| ordered.ordering.hidden());
+        keys.chain(values).chain(hidden.map(|field| quote(&field.name))).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The assignments to a row `t` that is there. `sent` gives the sent value of the array at a place behind the key,
+    /// for a column of the name.
+    fn assignments(&self, sent: &dyn Fn(usize, &str) -> String) -> Vec<String> {
+        let mut at = 0;
+        let mut places = Vec::with_capacity(self.columns.len());
+        for column in self.columns {
+            places.push(at);
+            at += sent_types(column, self.bounded).count();
+        }
+        let mut hidden = Vec::with_capacity(self.orderings.len());
+        for ordered in self.orderings {
+            let fields: Vec<_> = ordered.ordering.hidden().collect();
+            let sent: Vec<String> = fields.iter().zip(at..).map(|(field, at)| sent(at, &field.name)).collect();
+            at += fields.len();
+            hidden.push((ordered, fields, sent));
+        }
+        let mut assignments = Vec::new();
+        for (column, at) in self.columns.iter().zip(places) {
+            let (name, sent_value) = (quote(&column.name), sent(at, &column.name));
+            let stored = format!("t.{name}");
+            let value = match column.kind {
+                ValueKind::Fixed => sent_value,
+                ValueKind::Set => {
+                    let ordering = hidden.iter().find(|(ordered, ..)| column.ordering == Some(ordered.at));
+                    match ordering.and_then(|(ordered, fields, sent)| wins_sql(ordered.ordering, fields, sent)) {
+                        Some(wins) => format!("CASE WHEN {wins} THEN {sent_value} ELSE {stored} END"),
+                        None => sent_value,
+                    }
+                }
+                ValueKind::SetOnce => format!("coalesce({stored}, {sent_value})"),
+                ValueKind::Add { bounded: true } => {
+                    let (low, high) = (sent(at + 1, ""), sent(at + 2, ""));
+                    format!("least(greatest({stored} + {sent_value}, {low}), {high})")
+                }
+                ValueKind::Add { bounded: false } => format!("{stored} + {sent_value}"),
+                ValueKind::Min | ValueKind::Max => extreme_sql(column, &stored, &sent_value),
+            };
+            assignments.push(format!("{name} = {value}"));
+        }
+        for (ordered, fields, sent) in &hidden {
+            let condition = if ordered.ordering.least_wins {
+                let column = self.columns.iter().find(|column| column.ordering == Some(ordered.at));
+                column.map(|column| format!("t.{} IS NULL", quote(&column.name)))
+            } else {
+                wins_sql(ordered.ordering, fields, sent)
+            };
+            for (field, sent) in fields.iter().zip(sent) {
+                let name = quote(&field.name);
+                assignments.push(match &condition {
+                    Some(condition) => format!("{name} = CASE WHEN {condition} THEN {sent} ELSE t.{name} END"),
+                    None => format!("{name} = {sent}"),
+                });
+            }
+        }
+        assignments
+    }
+
+    /// The form without bounds.
+    fn upsert_sql(&self) -> String {
+        let (table, names, source) = (self.table, self.names(), source_sql(self.types()));
+        let key = quoted(self.projection.key_columns.iter().map(|column| &column.name));
+        let assignments = self.assignments(&|_, name| format!("excluded.{}", quote(name)));
+        let action = if assignments.is_empty() {
+            "DO NOTHING".to_owned()
+        } else {
+            format!("DO UPDATE SET {}", assignments.join(", "))
+        };
+        format!("INSERT INTO {table} AS t ({names}) {source} ON CONFLICT ({key}) {action}")
+    }
+
+    /// The form with bounds. The arrays are called p1, p2 and so on.
+    fn join_sql(&self) -> String {
+        let (table, projection) = (self.table, self.projection);
+        let types: Vec<ColumnType> = self.types().collect();
+        let parameters = parameter_names(types.len());
+        let key_count = projection.key_columns.len();
+        let sent = |at: usize, _: &str| format!("i.p{}", key_count + at + 1);
+
+        // A row that is missing begins at the column's start: 0 for sums.
+        let mut inserts: Vec<String> = (1..=key_count).map(|number| format!("i.p{number}")).collect();
+        let mut at = 0;
+        for column in self.columns {
+            let value = sent(at, "");
+            inserts.push(match column.kind {
+                ValueKind::Add { bounded: true } => {
+                    format!("least(greatest({value}, {}), {})", sent(at + 1, ""), sent(at + 2, ""))
+                }
+                _ => value,
+            });
+            at += sent_types(column, true).count();
+        }
+        inserts.extend((at..types.len() - key_count).map(|at| sent(at, "")));
+        let key_parameters: Vec<String> = parameters.iter().take(key_count).cloned().collect();
+        let missing: Vec<String> = key_parameters.iter().map(|name| format!("u.{name} = i.{name}")).collect();
+        format!(
+            "WITH i ({parameters}) AS ({source}), \
+             u AS (UPDATE {table} AS t SET {updates} FROM i WHERE {join} RETURNING {returning}) \
+             INSERT INTO {table} ({names}) SELECT {inserts} FROM i WHERE NOT EXISTS (SELECT FROM u WHERE {missing})",
+            parameters = parameters.join(", "),
+            source = source_sql(types.into_iter()),
+            updates = self.assignments(&sent).join(", "),
+            join = same_key(projection, "t"),
+            returning = key_parameters.iter().map(|name| format!("i.{name}")).collect::<Vec<_>>().join(", "),
+            names = self.names(),
+            inserts = inserts.join(", "),
+            missing = missing.join(" AND "),
+        )
+    }
+}
+
+/// When the sent values of an ordering's columns win over the stored ones; none if they always do, because only the
+/// position orders them, and events come in its order.
+fn wins_sql(ordering: &Ordering, fields: &[Field], sent: &[String]) -> Option<String> {
+    let first = ordering.newer.first()?;
+    let list = |values: Vec<String>| format!("({})", values.join(", "));
+    let sent = fields.iter().zip(sent).map(|(field, sent)| comparable(sent.clone(), field.column_type));
+    let stored = fields.iter().map(|field| comparable(format!("t.{}", quote(&field.name)), field.column_type));
+    Some(format!("t.{} IS NULL OR {} >= {}", quote(&first.name), list(sent.collect()), list(stored.collect())))
 }
 
 #[cfg(test)]
@@ -351,7 +559,7 @@ mod tests {
             "fields": fields,
             "derive": {"id": "event.key", "part": "event.part", "seen": "event.ts"},
             "aggregates": aggregates}}});
-        parse_document(&document).unwrap().remove(0)
+        parse_document(&document).unwrap().projections.remove(0)
     }
 
     fn fold(projection: &Projection, events: &[(&str, &str, &str)]) -> Folded {
@@ -453,7 +661,7 @@ mod tests {
         let document = json!({"projections": {"p": {
             "source_events": ["A"], "target": {"table": "p", "primary_key": ["id"]},
             "fields": {"id": "TEXT"}, "derive": {"id": "event.key"}}}});
-        let projection = parse_document(&document).unwrap().remove(0);
+        let projection = parse_document(&document).unwrap().projections.remove(0);
         let statements = statements(&projection, "p", fold(&projection, &[("A", "x", "{}")])).unwrap();
         assert_eq!(
             statements[0].sql,
