@@ -237,6 +237,7 @@ impl Writer {
         let mut new_streams = Vec::new();
         let mut receipts: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         {
+            let mut insert_event = EventRow::prepare_insert(&transaction)?;
             for block in &batch.blocks {
                 let stream = block.stream.number;
                 if !self.streams.contains(&stream) && !new_streams.contains(&stream) {
@@ -256,7 +257,7 @@ impl Writer {
                         stored_at,
                         payload: &event.payload,
                     };
-                    row.insert(&transaction)?;
+                    row.insert(&mut insert_event)?;
                 }
                 let last = block.first_sequence + block.events.len() as u64 - 1;
                 match receipts.get_mut(&stream) {
