@@ -7,12 +7,13 @@
 #   make demo          installs what is missing, builds, and shows a week of flights in three projections
 #   make demo-stop     ends the demo and keeps its data
 #   make demo-clean    removes the demo
+#   make bench-log     measures the log against a bare SQLite loop; BENCH_ARGUMENTS="…" as in docs/BENCHMARKS.md
 #   make lint          formatting, clippy, shell scripts
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test demo demo-stop demo-clean lint setup
+.PHONY: all build install installcheck test demo demo-stop demo-clean bench-log lint setup
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -69,6 +70,10 @@ test: setup
 	$(MAKE) --no-print-directory install
 	$(MAKE) --no-print-directory installcheck
 	INGESTD=$(abspath $(TARGET))/debug/ingestd cargo test --workspace --exclude pg_lanes
+
+bench-log:
+	cargo build --release -p ingestd -p bench
+	$(TARGET)/release/bench-log $(BENCH_ARGUMENTS)
 
 lint:
 	cargo fmt --all --check
