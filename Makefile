@@ -9,6 +9,7 @@
 #   make demo          installs what is missing, builds, and shows a week of flights in three projections
 #   make demo-stop     ends the demo and keeps its data
 #   make demo-clean    removes the demo
+#   make bench-log     measures the log against a bare SQLite loop; BENCH_ARGUMENTS="…" as in docs/BENCHMARKS.md
 #   make lint          formatting, clippy, shell scripts
 #   make check-sql     pgspot and plpgsql_check over the extension's SQL
 #   make docs          writes docs/SQL.md from the installed extension
@@ -16,7 +17,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test soak-log demo demo-stop demo-clean lint setup check-sql docs
+.PHONY: all build install installcheck test soak-log bench-log demo demo-stop demo-clean lint setup check-sql docs
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -83,6 +84,10 @@ soak-log:
 	cargo build -p ingestd
 	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p ingestd --test log_proofs -- --nocapture model power_cuts flipped
 	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p e2e --test log_crash -- --nocapture
+
+bench-log:
+	cargo build --release -p ingestd -p bench
+	$(TARGET)/release/bench-log $(BENCH_ARGUMENTS)
 
 lint:
 	cargo fmt --all --check

@@ -476,7 +476,8 @@ fn give_up(shard: &mut Found, missing: &[LossRange], holes: &[Hole], next: u64, 
                 stored_at: now,
                 payload: &payload,
             };
-            row.insert(&transaction)?;
+            let mut insert = EventRow::prepare_insert(&transaction)?;
+            row.insert(&mut insert)?;
             let kind = ReceiptKind::Stored;
             Receipt { stream: DAEMON_STREAM, first_sequence: next, last_sequence: next, kind }.insert(&transaction)?;
             for range in missing {

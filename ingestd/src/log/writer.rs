@@ -282,6 +282,7 @@ impl Writer {
         let mut new_types = HashSet::new();
         let mut receipts: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         {
+            let mut insert_event = EventRow::prepare_insert(&transaction)?;
             for block in &batch.blocks {
                 let stream = block.stream.number;
                 if !self.streams.contains(&stream) && !new_streams.contains(&stream) {
@@ -308,7 +309,7 @@ impl Writer {
                         stored_at,
                         payload: &event.payload,
                     };
-                    row.insert(&transaction)?;
+                    row.insert(&mut insert_event)?;
                 }
                 let last = block.first_sequence + block.events.len() as u64 - 1;
                 match receipts.get_mut(&stream) {
