@@ -27,7 +27,12 @@ pub fn round(directory: &Path, shards: u32, sample: &Sample, events: u64) -> Res
         data_directory: directory.to_owned(),
         drain_threads: shards,
         storage_shards: shards,
-        limits: CommitLimits { events: 10_000, latency: Duration::from_millis(100), disk_reserve_bytes: 64 << 20 },
+        limits: CommitLimits {
+            events: 10_000,
+            latency: Duration::from_millis(100),
+            disk_reserve_bytes: 64 << 20,
+            checkpoint_pages: 1000,
+        },
         max_streams: 1000,
         accept_loss: false,
     })?);

@@ -121,7 +121,7 @@ mod tests {
             "source_events": ["T"], "target": { "table": "t", "primary_key": ["k"] },
             "fields": { "k": "TEXT" }, "derive": { "k": "event.key" },
         } } });
-        let rules = parse_document(&document).unwrap().remove(0);
+        let rules = parse_document(&document).unwrap().projections.remove(0);
         let mut seen = 0;
         for line in include_str!("../../../core/testdata/lane_v1.tsv").lines() {
             let fields: Vec<&str> = line.split('\t').collect();
@@ -130,7 +130,13 @@ mod tests {
             if kind != "text" || key.is_empty() || !(1..=1024).contains(&lanes) {
                 continue;
             }
-            let known = Known { name: "p".into(), lanes, slots: slots_for(lanes), rules: Ok(rules.clone()) };
+            let known = Known {
+                name: "p".into(),
+                definition: serde_json::Value::Null,
+                lanes,
+                slots: slots_for(lanes),
+                rules: Ok(rules.clone()),
+            };
             let event = Event { event_type: "T".into(), key: key.into(), ts: 0, payload: "{}".into() };
             let stored = StoredEvent { position: 1, stored_at: 0, event };
             assert_eq!(known.lane_of(&stored), Some(lane.parse().unwrap()), "{line}");
