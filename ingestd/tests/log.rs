@@ -424,3 +424,18 @@ async fn a_reader_beside_busy_writers_sees_every_position_up_to_the_horizon_and_
     assert!(tokio::task::spawn_blocking(|| reading.join().unwrap()).await.unwrap() > 1);
     log.close().unwrap();
 }
+
+/// A receipt that rotted while the log was open is found at the next start, although its stream went on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_receipt_is_not_covered_up_by_the_next_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = open(&settings(directory.path(), 1, 1)).unwrap();
+    store(&log, "p", 1, 10).await.unwrap();
+    let shard = Connection::open(shard_path(directory.path(), 0)).unwrap();
+    shard.execute_batch("UPDATE receipt SET crc = crc + 1 WHERE stream = 1024").unwrap();
+    drop(shard);
+    store(&log, "p", 11, 10).await.unwrap();
+    log.close().unwrap();
+    let error = open(&settings(directory.path(), 1, 1)).unwrap_err().to_string();
+    assert!(error.contains("receipt 1 to 10 of stream 1024 does not match its checksum"), "{error}");
+}

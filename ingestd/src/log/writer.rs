@@ -340,18 +340,24 @@ impl Writer {
 }
 
 /// Writes the receipt of a run of stored events. If it begins where the shard's last one of the stream ends, that one
-/// becomes longer: a stream that always goes to one shard has one row.
+/// becomes longer: a stream that always goes to one shard has one row. A row that does not match its checksum stays as it
+/// is, so that the damage is found and not covered up.
 fn write_receipt(connection: &Connection, stream: u64, (first, last): (u64, u64)) -> rusqlite::Result<()> {
     let kind = ReceiptKind::Stored;
-    let before: Option<(u64, u64, u8)> = connection
+    let before: Option<(Receipt, u8, u32)> = connection
         .prepare_cached(
-            "SELECT first_sequence, last_sequence, kind FROM receipt WHERE stream = ?1
+            "SELECT first_sequence, last_sequence, kind, crc FROM receipt WHERE stream = ?1
              ORDER BY first_sequence DESC LIMIT 1",
         )?
-        .query_row([stream], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .query_row([stream], |row| {
+            let stored = Receipt { stream, first_sequence: row.get(0)?, last_sequence: row.get(1)?, kind };
+            Ok((stored, row.get(2)?, row.get(3)?))
+        })
         .optional()?;
-    let joined = before.filter(|(_, end, before_kind)| end + 1 == first && *before_kind == kind.number());
-    let first_sequence = joined.map_or(first, |(first, _, _)| first);
+    let joined = before.filter(|(stored, stored_kind, crc)| {
+        stored.last_sequence + 1 == first && *stored_kind == kind.number() && stored.crc() == *crc
+    });
+    let first_sequence = joined.as_ref().map_or(first, |(stored, _, _)| stored.first_sequence);
     if joined.is_some() {
         connection
             .prepare_cached("DELETE FROM receipt WHERE stream = ?1 AND first_sequence = ?2")?
