@@ -253,6 +253,21 @@ impl Failure {
     }
 }
 
+impl Failure {
+    /// What went wrong, where it does not matter what is to be done about it.
+    fn into_reason(self) -> String {
+        match self {
+            Failure::Connection(reason)
+            | Failure::Transient(reason)
+            | Failure::Permanent(reason)
+            | Failure::LaneLost(reason)
+            | Failure::InParts(reason)
+            | Failure::AtEvent(_, reason) => reason,
+            Failure::Moved(position) => format!("the checkpoint moved to {position} meanwhile"),
+        }
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let reason = describe(&error);
@@ -392,50 +407,44 @@ impl Session<'_> {
         tracing::info!(projection = %known.name, lane, position, epoch, "lane claimed");
         self.shared.board.set_position(&owned.id, position);
         self.shared.board.set(&owned.id, LaneState::CatchingUp, None);
-        let horizon = self.shared.horizon.position();
-        if position > horizon {
-            let reason = format!(
-                "the checkpoint is {position}, above the log's horizon {horizon}: the log or Postgres was restored from \
-                 an older copy"
-            );
-            owned.halted = true;
-            self.stand_still(&mut owned, LaneState::Stopped, &reason, None).await?;
-        }
         let floor = (self.shared.floor)();
-        let is_new = position == 0 && epoch == 1;
-        if is_new && floor > 0 {
-            // What retention deleted before the projection was defined is not its. Written down at once, so that a
-            // checkpoint below the floor always means a fault.
-            let begun = self.begin(&owned).await;
-            let moved = match begun {
-                Ok(_) => self.commit(&mut owned, floor, 0).await,
-                Err(failure) => Err(failure),
-            };
-            match moved {
-                Ok(()) => {}
-                Err(
-                    Failure::Connection(reason)
-                    | Failure::Transient(reason)
-                    | Failure::Permanent(reason)
-                    | Failure::LaneLost(reason)
-                    | Failure::InParts(reason)
-                    | Failure::AtEvent(_, reason),
-                ) => return Err(reason),
-                Err(Failure::Moved(_)) => return Err("the lane moved while it was claimed".to_owned()),
-            }
-            owned.position = floor;
-            owned.scanned_to = floor;
-            self.shared.board.set_position(&owned.id, floor);
-        } else if position < floor {
-            let reason = format!(
-                "the checkpoint is {position}, below the log's floor {floor}: Postgres was restored from an older copy, and \
-                 the events between are deleted"
-            );
+        if position == 0 && epoch == 1 && floor > 0 {
+            self.begin_at(&mut owned, floor).await?;
+        } else if let Some(reason) = self.out_of_place(position, floor) {
             owned.halted = true;
             self.stand_still(&mut owned, LaneState::Stopped, &reason, None).await?;
         }
         self.lanes.push(owned);
         Ok(true)
+    }
+
+    /// Why a lane with this checkpoint cannot go on in this log; none if it can.
+    fn out_of_place(&self, position: u64, floor: u64) -> Option<String> {
+        let horizon = self.shared.horizon.position();
+        if position > horizon {
+            Some(format!(
+                "the checkpoint is {position}, above the log's horizon {horizon}: the log or Postgres was restored from \
+                 an older copy"
+            ))
+        } else if position < floor {
+            Some(format!(
+                "the checkpoint is {position}, below the log's floor {floor}: Postgres was restored from an older copy, and \
+                 the events between are deleted"
+            ))
+        } else {
+            None
+        }
+    }
+
+    /// Lets a lane that was never worked on begin at the floor: what retention deleted before the projection was defined is
+    /// not its. Written down at once, so that a checkpoint below the floor always means a fault.
+    async fn begin_at(&mut self, lane: &mut Owned, floor: u64) -> Result<(), String> {
+        self.begin(lane).await.map_err(Failure::into_reason)?;
+        self.commit(lane, floor, 0).await.map_err(Failure::into_reason)?;
+        lane.position = floor;
+        lane.scanned_to = floor;
+        self.shared.board.set_position(&lane.id, floor);
+        Ok(())
     }
 
     /// Does a lane's next piece of work, if there is one.
