@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ingestd::log::directory::shard_path;
-use ingestd::log::shard::{EventRow, Receipt, ReceiptKind, open_writer};
+use ingestd::log::shard::{EventRow, Receipt, ReceiptKind, ShardHeader, open_writer};
 use ingestd::log::writer::now_ms;
 use lanes_core::event::Event;
 use rusqlite::{Connection, params};
@@ -76,9 +76,8 @@ impl Loop {
             let kind = ReceiptKind::Stored;
             Receipt { stream, first_sequence, last_sequence: self.written, kind }.insert(&transaction)?;
             self.commits += 1;
-            transaction
-                .prepare_cached("UPDATE log SET commit_number = ?1, horizon = ?2")?
-                .execute(params![self.commits, self.written])?;
+            ShardHeader { log_id: Uuid::nil(), commit_number: self.commits, horizon: self.written }
+                .write(&transaction, self.shard)?;
         }
         transaction.commit()
     }

@@ -7,12 +7,12 @@ use std::path::Path;
 use ingestd::log::directory::shard_path;
 use ingestd::log::drain::{Ack, Refusal};
 use ingestd::log::reader::{LogReader, ReadError};
-use ingestd::log::shard::{Receipt, ReceiptKind};
+use ingestd::log::shard::{Receipt, ReceiptKind, ShardHeader, read_header};
 use ingestd::log::verify::verify;
 use ingestd::log::{LogSettings, open, watermark};
 use rusqlite::Connection;
 
-use support::{numbers, read_all, send, send_in_epoch, set_watermark, settings, store};
+use support::{numbers, read_all, send, send_in_epoch, set_header, set_watermark, settings, store};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_acknowledged_is_read_in_order_once_after_a_restart_with_any_shard_count() {
@@ -103,11 +103,10 @@ async fn the_log_is_cut_at_the_first_missing_position_in_every_shard() {
     // shard 1 recorded, at its second commit, a horizon below what is now missing. (A transaction is atomic, so a real
     // crash leaves whole blocks; a cut in the middle of a receipt is the harder case.)
     let shard_0 = Connection::open(shard_path(directory.path(), 0)).unwrap();
-    shard_0.execute_batch("DELETE FROM event WHERE position >= 13; UPDATE log SET horizon = 5").unwrap();
+    shard_0.execute_batch("DELETE FROM event WHERE position >= 13").unwrap();
+    set_header(directory.path(), 0, |header| header.horizon = 5);
     drop(shard_0);
-    let shard_1 = Connection::open(shard_path(directory.path(), 1)).unwrap();
-    shard_1.execute_batch("UPDATE log SET horizon = 10").unwrap();
-    drop(shard_1);
+    set_header(directory.path(), 1, |header| header.horizon = 10);
 
     // The receipt of 1 to 10 of `even` still stands; make it what the rows say, so that only the cut is tested here.
     let shard_0 = Connection::open(shard_path(directory.path(), 0)).unwrap();
@@ -150,9 +149,10 @@ async fn a_receipt_that_crosses_the_cut_is_trimmed() {
     let shard_1 = Connection::open(shard_path(directory.path(), 1)).unwrap();
     let before = contents(directory.path(), 1);
     assert_eq!(before.1, [("p".to_owned(), 257, 512)]);
-    shard_1.execute_batch("DELETE FROM event; DELETE FROM receipt; UPDATE log SET horizon = 0").unwrap();
+    shard_1.execute_batch("DELETE FROM event; DELETE FROM receipt").unwrap();
     drop(shard_1);
-    Connection::open(shard_path(directory.path(), 0)).unwrap().execute_batch("UPDATE log SET horizon = 0").unwrap();
+    set_header(directory.path(), 0, |header| header.horizon = 0);
+    set_header(directory.path(), 1, |header| header.horizon = 0);
 
     set_watermark(directory.path(), |watermark| {
         watermark.horizon = 0;
@@ -373,7 +373,9 @@ async fn verify_finds_every_kind_of_damage() {
             shard.execute_batch("UPDATE event SET sequence = 5 - sequence WHERE position IN (2, 3)").unwrap();
         }),
         ("is at commit 0, the watermark saw its commit", |shard| {
-            shard.execute_batch("UPDATE log SET commit_number = 0").unwrap();
+            let path = Path::new(shard.path().unwrap());
+            let header = read_header(shard, path, 0).unwrap();
+            ShardHeader { commit_number: 0, ..header }.write(shard, 0).unwrap();
         }),
     ];
     for (expected, damage) in cases {
@@ -386,6 +388,15 @@ async fn verify_finds_every_kind_of_damage() {
         let said = verify(directory.path()).unwrap().to_string();
         assert!(said.contains(expected), "{expected}: {said}");
     }
+    // A horizon that rotted would let lost commits pass as expected, so it has a checksum of its own.
+    let directory = tempfile::tempdir().unwrap();
+    open(&settings(directory.path(), 1, 1)).unwrap().close().unwrap();
+    let shard = Connection::open(shard_path(directory.path(), 0)).unwrap();
+    shard.execute_batch("UPDATE log SET horizon = 1000000").unwrap();
+    drop(shard);
+    assert!(verify(directory.path()).unwrap_err().to_string().contains("does not match its checksum"));
+    assert!(open(&settings(directory.path(), 1, 1)).unwrap_err().to_string().contains("does not match its checksum"));
+
     let directory = tempfile::tempdir().unwrap();
     open(&settings(directory.path(), 1, 1)).unwrap().close().unwrap();
     std::fs::remove_file(directory.path().join(watermark::FILE_NAME)).unwrap();

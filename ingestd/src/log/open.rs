@@ -169,6 +169,7 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
             .map_err(RecoveryError::Shard)?;
         let writer = Writer {
             shard,
+            log_id: recovered.log_id,
             connection,
             checkpoints,
             streams: active.streams,

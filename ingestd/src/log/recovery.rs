@@ -442,7 +442,8 @@ fn ends_in_cut(found: &[Found], hole: &Hole, horizon: u64) -> bool {
 ///
 /// `next` is the number of the daemon's own next row.
 fn give_up(shard: &mut Found, missing: &[LossRange], holes: &[Hole], next: u64, now: i64) -> Result<(), RecoveryError> {
-    let write = |connection: &mut Connection, commit_number: u64| -> rusqlite::Result<()> {
+    let header = ShardHeader { commit_number: shard.header.commit_number + 1, ..shard.header };
+    let write = |connection: &mut Connection| -> rusqlite::Result<()> {
         let transaction = connection.transaction()?;
         let insert_stream =
             |number: u64, name: &str, epoch: u64| StreamRow { number, name, epoch }.insert(&transaction);
@@ -488,12 +489,11 @@ fn give_up(shard: &mut Found, missing: &[LossRange], holes: &[Hole], next: u64, 
                 }
             }
         }
-        transaction.execute("UPDATE log SET commit_number = ?1", [commit_number + 1])?;
+        header.write(&transaction, shard.number)?;
         transaction.commit()
     };
-    write(&mut shard.connection, shard.header.commit_number)
-        .map_err(|error| ShardError::Sqlite(shard.path.clone(), error))?;
-    shard.header.commit_number += 1;
+    write(&mut shard.connection).map_err(|error| ShardError::Sqlite(shard.path.clone(), error))?;
+    shard.header = header;
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! One store shard: a SQLite file with a part of the log.
 //!
 //! Format, schema version 1 (`PRAGMA user_version`), application id `0x706c616e` ("plan"):
-//! - `log`: one row: the log's id, the shard's number, the number of its last commit and the horizon at that moment.
+//! - `log`: one row: the log's id, the shard's number, the number of its last commit and the horizon at that moment, with
+//!   a `crc`: a horizon that is too high would let lost commits pass as expected.
 //! - `stream`: number ► name and epoch, for the streams that this shard holds something of, with a `crc`: under another
 //!   name a producer's resends would be stored again.
 //! - `event`: one row a position. `crc` is CRC-32C over the other columns and is checked by every reader.
@@ -35,7 +36,8 @@ CREATE TABLE log (
     shard         INTEGER NOT NULL,
     created_at    INTEGER NOT NULL,
     commit_number INTEGER NOT NULL,
-    horizon       INTEGER NOT NULL
+    horizon       INTEGER NOT NULL,
+    crc           INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE stream (
     stream INTEGER PRIMARY KEY,
@@ -86,7 +88,7 @@ pub enum ShardError {
 }
 
 /// What a shard says of itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShardHeader {
     /// The log that the shard is part of.
     pub log_id: Uuid,
@@ -94,6 +96,25 @@ pub struct ShardHeader {
     pub commit_number: u64,
     /// The horizon at the moment of that commit.
     pub horizon: u64,
+}
+
+impl ShardHeader {
+    /// CRC-32C over the numbers, little-endian, and the log's id.
+    fn crc(&self, shard: u32) -> u32 {
+        let numbers = crc_of_numbers(&[u64::from(shard), self.commit_number, self.horizon]);
+        crc32c::crc32c_append(numbers, self.log_id.as_bytes())
+    }
+
+    /// Writes what changes with a commit, as part of it.
+    ///
+    /// # Errors
+    /// SQLite's.
+    pub fn write(&self, connection: &Connection, shard: u32) -> rusqlite::Result<()> {
+        connection
+            .prepare_cached("UPDATE log SET commit_number = ?1, horizon = ?2, crc = ?3")?
+            .execute(params![self.commit_number, self.horizon, self.crc(shard)])
+            .map(drop)
+    }
 }
 
 /// The columns of an event row that a checksum covers.
@@ -426,10 +447,12 @@ pub fn open_writer(path: &Path, log_id: Uuid, shard: u32, now: i64) -> Result<Co
         transaction.execute_batch(SCHEMA).map_err(sqlite)?;
         transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(sqlite)?;
         transaction.pragma_update(None, "user_version", SCHEMA_VERSION).map_err(sqlite)?;
+        let header = ShardHeader { log_id, commit_number: 0, horizon: 0 };
         transaction
             .execute(
-                "INSERT INTO log (id, log_id, shard, created_at, commit_number, horizon) VALUES (1, ?1, ?2, ?3, 0, 0)",
-                params![log_id.to_string(), shard, now],
+                "INSERT INTO log (id, log_id, shard, created_at, commit_number, horizon, crc)
+                 VALUES (1, ?1, ?2, ?3, 0, 0, ?4)",
+                params![log_id.to_string(), shard, now, header.crc(shard)],
             )
             .map_err(sqlite)?;
         transaction.commit().map_err(sqlite)?;
@@ -486,17 +509,23 @@ pub fn read_header(connection: &Connection, path: &Path, shard: u32) -> Result<S
         return Err(contents(format!("has schema version {version}; this ingestd knows {SCHEMA_VERSION}")));
     }
     let row = connection
-        .query_row("SELECT log_id, shard, commit_number, horizon FROM log", [], |row| {
-            Ok((row.get::<_, String>(0)?, row.get::<_, u32>(1)?, row.get::<_, u64>(2)?, row.get::<_, u64>(3)?))
+        .query_row("SELECT log_id, shard, commit_number, horizon, crc FROM log", [], |row| {
+            let (log_id, number): (String, u32) = (row.get(0)?, row.get(1)?);
+            Ok((log_id, number, row.get(2)?, row.get(3)?, row.get::<_, u32>(4)?))
         })
         .optional()
         .map_err(sqlite)?;
-    let (log_id, number, commit_number, horizon) = row.ok_or_else(|| contents("lacks its header row".to_owned()))?;
+    let (log_id, number, commit_number, horizon, crc) =
+        row.ok_or_else(|| contents("lacks its header row".to_owned()))?;
     let log_id = log_id.parse().map_err(|_| contents(format!("has a malformed log id \"{log_id}\"")))?;
     if number != shard {
         return Err(contents(format!("was written as shard {number}; do not rename shard files")));
     }
-    Ok(ShardHeader { log_id, commit_number, horizon })
+    let header = ShardHeader { log_id, commit_number, horizon };
+    if header.crc(shard) != crc {
+        return Err(contents("has a header row that does not match its checksum".to_owned()));
+    }
+    Ok(header)
 }
 
 #[cfg(test)]

@@ -17,12 +17,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
+use uuid::Uuid;
 
 use super::channel::{Block, BlockReceiver, Input};
 use super::checkpoint::Checkpoints;
 use super::expire::expire;
 use super::horizon::Horizon;
-use super::shard::{EventRow, Receipt, ReceiptKind, StreamRow};
+use super::shard::{EventRow, Receipt, ReceiptKind, ShardHeader, StreamRow};
 
 /// The most bytes of events in a transaction, so that memory is bounded by bytes as well (LOG-6).
 pub const BATCH_BYTES: usize = 16 << 20;
@@ -129,6 +130,8 @@ pub struct Expire {
 pub struct Writer {
     /// The shard's number.
     pub shard: u32,
+    /// The log's id.
+    pub log_id: Uuid,
     /// The shard's only read-write connection.
     pub connection: Connection,
     /// The shard's checkpoints.
@@ -324,9 +327,9 @@ impl Writer {
             for (stream, run) in &receipts {
                 write_receipt(&transaction, *stream, *run)?;
             }
-            transaction
-                .prepare_cached("UPDATE log SET commit_number = ?1, horizon = ?2")?
-                .execute(params![self.commit_number + 1, self.horizon.position()])?;
+            let commit_number = self.commit_number + 1;
+            ShardHeader { log_id: self.log_id, commit_number, horizon: self.horizon.position() }
+                .write(&transaction, self.shard)?;
         }
         transaction.commit()?;
         self.commit_number += 1;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ingestd::log::drain::{Answer, Request, Source};
 use ingestd::log::reader::{LogReader, StoredEvent};
+use ingestd::log::shard::{ShardHeader, read_header};
 use ingestd::log::verify::{Verification, verify};
 use ingestd::log::watermark::{self, Reading, Watermark, WatermarkWriter};
 use ingestd::log::writer::CommitLimits;
@@ -40,6 +41,15 @@ pub fn set_watermark(directory: &Path, change: impl FnOnce(&mut Watermark)) {
     std::fs::remove_file(directory.join(watermark::FILE_NAME)).unwrap();
     change(&mut watermark);
     WatermarkWriter::create(directory, &watermark).unwrap();
+}
+
+/// Makes a shard's header say an earlier moment.
+pub fn set_header(directory: &Path, shard: u32, change: impl FnOnce(&mut ShardHeader)) {
+    let path = ingestd::log::directory::shard_path(directory, shard);
+    let connection = rusqlite::Connection::open(&path).unwrap();
+    let mut header = read_header(&connection, &path, shard).unwrap();
+    change(&mut header);
+    header.write(&connection, shard).unwrap();
 }
 
 /// The event `number` of a producer whose events have the key `key`.
