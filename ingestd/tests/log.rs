@@ -8,11 +8,14 @@ use ingestd::log::directory::shard_path;
 use ingestd::log::drain::{Ack, Refusal};
 use ingestd::log::reader::{LogReader, ReadError};
 use ingestd::log::shard::{Receipt, ReceiptKind, ShardHeader, read_header};
+use ingestd::log::stream_hash::StreamHash;
 use ingestd::log::verify::verify;
 use ingestd::log::{LogSettings, open, watermark};
 use rusqlite::Connection;
 
-use support::{numbers, read_all, send, send_in_epoch, set_header, set_watermark, settings, store};
+use support::{
+    numbers, read_all, send, send_hashed, send_in_epoch, set_header, set_watermark, settings, store, verified,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_acknowledged_is_read_in_order_once_after_a_restart_with_any_shard_count() {
@@ -341,7 +344,7 @@ async fn reading_is_bounded_by_events_and_by_bytes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn verify_finds_every_kind_of_damage() {
     type Damage = fn(&Connection);
-    let cases: [(&str, Damage); 9] = [
+    let cases: [(&str, Damage); 11] = [
         ("position 3 does not match its checksum", |shard| {
             shard.execute_batch("UPDATE event SET key = 'q' WHERE position = 3").unwrap();
         }),
@@ -371,6 +374,14 @@ async fn verify_finds_every_kind_of_damage() {
         }),
         ("event 2 of stream 1024 comes after its event 3", |shard| {
             shard.execute_batch("UPDATE event SET sequence = 5 - sequence WHERE position IN (2, 3)").unwrap();
+        }),
+        ("event 1 of stream 1024 is above the floor, and a receipt says that 256 is expired", |shard| {
+            shard.execute_batch("DELETE FROM receipt WHERE first_sequence = 1").unwrap();
+            let kind = ReceiptKind::Expired;
+            Receipt { stream: 1024, first_sequence: 1, last_sequence: 256, kind }.insert(shard).unwrap();
+        }),
+        ("the hash at event 601 of stream 1024 is of no event that a receipt covers", |shard| {
+            StreamHash { stream: 1024, sequence: 601, hash: [1; 32] }.insert(shard).unwrap();
         }),
         ("is at commit 0, the watermark saw its commit", |shard| {
             let path = Path::new(shard.path().unwrap());
@@ -434,6 +445,95 @@ async fn a_reader_beside_busy_writers_sees_every_position_up_to_the_horizon_and_
     }
     assert!(tokio::task::spawn_blocking(|| reading.join().unwrap()).await.unwrap() > 1);
     log.close().unwrap();
+}
+
+/// A directory as ingestd 0.3.0 left it: one drain, two shards; the producer `p` sent 1600 events, of which retention had
+/// deleted 1241, `q` 40 in its first epoch and 30 in epoch 2.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_of_schema_version_1_is_brought_to_the_present_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let unpack = |path: &Path| {
+        let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/version-1");
+        for name in ["shard-0000.db", "shard-0001.db", "watermark"] {
+            let packed = std::fs::read(kept.join(format!("{name}.gz"))).unwrap();
+            let mut file = std::fs::File::create(path.join(name)).unwrap();
+            std::io::copy(&mut flate2::read::GzDecoder::new(&packed[..]), &mut file).unwrap();
+        }
+    };
+    unpack(path);
+    let refused = verify(path).unwrap_err().to_string();
+    assert!(refused.contains("has schema version 1; a start of this ingestd brings it to 2"), "{refused}");
+
+    let log = open(&settings(path, 1, 2)).unwrap();
+    assert_eq!((log.horizon().position(), log.floor()), (1674, 1242));
+    assert_eq!(store(&log, "p", 1, 1600).await, Ok(Ack { stored: 0, duplicates: 1600, next_sequence: 1601 }));
+    assert_eq!(store(&log, "p", 1601, 400).await, Ok(Ack { stored: 400, duplicates: 0, next_sequence: 2001 }));
+    let closed = send_in_epoch(&log, "q", 0, 41, 1).await.await.unwrap();
+    assert_eq!(closed, Err(Refusal::Epoch { current: 2, given: 0 }));
+    let open_epoch = send_in_epoch(&log, "q", 2, 30, 2).await.await.unwrap();
+    assert_eq!(open_epoch, Ok(Ack { stored: 1, duplicates: 1, next_sequence: 32 }));
+    log.close().unwrap();
+    let files = e2e::log_files::check(path, Some(2075)).unwrap();
+    assert_eq!(files.stream("p").map(|row| row.sequence).collect::<Vec<_>>(), (1242..=2000).collect::<Vec<_>>());
+    assert_eq!(files.stream("q").count(), 40);
+    assert_eq!(verified(path).events, 2075 - 1242);
+
+    // What had rotted before is still found, by its old checksums.
+    type Damage = (&'static str, &'static str);
+    let damages: [Damage; 2] = [
+        ("UPDATE stream SET name = 'r' WHERE stream = 1024", "the name \"r\" of stream 1024 does not match"),
+        (
+            "UPDATE receipt SET last_sequence = 999 WHERE first_sequence = 512",
+            "receipt 512 to 999 of stream 1024 does not",
+        ),
+    ];
+    for (damage, expected) in damages {
+        let directory = tempfile::tempdir().unwrap();
+        unpack(directory.path());
+        Connection::open(shard_path(directory.path(), 0)).unwrap().execute_batch(damage).unwrap();
+        let error = open(&settings(directory.path(), 1, 2)).unwrap_err().to_string();
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+}
+
+/// Hashes at every thousandth number stay; of the others only the last one of a shard.
+#[tokio::test(flavor = "multi_thread")]
+async fn hashes_are_stored_with_their_events_and_only_those_that_matter_are_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let hash = |number: u64| [(number % 251) as u8; 32];
+    let mut next = 1;
+    for (drains, shards, requests) in
+        [(1, 1, &[400, 600, 1000, 17][..]), (1, 3, &[983, 500, 500, 500]), (2, 2, &[7, 8])]
+    {
+        let log = open(&settings(path, drains, shards)).unwrap();
+        for count in requests {
+            let last = next + count - 1;
+            assert_eq!(send_hashed(&log, "p", next, *count, hash(last)).await.stored, *count);
+            assert_eq!(log.hashes().find(1024, last).unwrap(), Some(hash(last)));
+            next = last + 1;
+        }
+        // A resend with another hash changes nothing: who compares is the source.
+        assert_eq!(send_hashed(&log, "p", 1, 1000, [255; 32]).await.duplicates, 1000);
+        assert_eq!(log.hashes().find(1024, 1000).unwrap(), Some(hash(1000)));
+        assert_eq!(log.hashes().find(1024, 999).unwrap(), None);
+        log.close().unwrap();
+        let files = e2e::log_files::check(path, Some(next - 1)).unwrap();
+        let kept = &files.hashes["p"];
+        assert!(kept.iter().all(|(number, kept)| *kept == hash(*number)), "{kept:?}");
+        let thousands: Vec<u64> = (1..next).filter(|number| number % 1000 == 0).collect();
+        assert!(thousands.iter().all(|number| kept.contains_key(number)), "{kept:?}");
+        assert!(kept.contains_key(&(next - 1)), "the last one is kept: {kept:?}");
+        assert!(kept.len() <= thousands.len() + 3, "others are one a shard: {kept:?}");
+    }
+    assert_eq!(verified(path).hashes, e2e::log_files::check(path, None).unwrap().hashes["p"].len() as u64);
+    let shard = Connection::open(shard_path(path, 0)).unwrap();
+    shard.execute_batch("UPDATE stream_hash SET crc = crc + 1 WHERE sequence = 1000").unwrap();
+    drop(shard);
+    let expected = "the hash at event 1000 of stream 1024 does not match its checksum";
+    assert!(verify(path).unwrap().to_string().contains(expected));
+    assert!(open(&settings(path, 1, 1)).unwrap_err().to_string().contains(expected));
 }
 
 /// A receipt that rotted while the log was open is found at the next start, although its stream went on.

@@ -16,6 +16,7 @@ use super::channel;
 use super::checkpoint::{Checkpoints, Turn};
 use super::directory::{Directory, DirectoryError, shard_path};
 use super::drain::{Answer, Command, Drain, INBOX_REQUESTS, ProducerState, Refusal, Request, Source};
+use super::forget::Producers;
 use super::horizon::Horizon;
 use super::keeper::Keeper;
 use super::own::Happened;
@@ -23,7 +24,8 @@ use super::recovery::{RecoveryError, RecoverySettings, recover};
 use super::retention::{HoldSource, Owner, Retention, RetentionSettings};
 use super::shard::{ShardError, open_reader, open_writer};
 use super::stream::{DAEMON_STREAM, NameError, StreamKey, StreamRegistry, check_name};
-use super::writer::{Closing, CommitLimits, Expire, Writer, WriterStatus, now_ms};
+use super::stream_hash::HashReader;
+use super::writer::{Closing, CommitLimits, Order, Writer, WriterStatus, now_ms};
 
 /// Blocks that wait for a writer.
 const CHANNEL_BLOCKS: usize = 1024;
@@ -104,7 +106,8 @@ pub struct Log {
     directory: Directory,
     log_id: Uuid,
     horizon: Arc<Horizon>,
-    registry: StreamRegistry,
+    registry: Arc<StreamRegistry>,
+    hashes: HashReader,
     inboxes: Vec<mpsc::Sender<Command>>,
     next_anonymous: AtomicUsize,
     statuses: Vec<Arc<WriterStatus>>,
@@ -112,7 +115,7 @@ pub struct Log {
     closing: Arc<Closing>,
     drains: Vec<JoinHandle<()>>,
     writers: Vec<JoinHandle<Result<(), String>>>,
-    commands: Vec<crossbeam_channel::Sender<Expire>>,
+    commands: Vec<crossbeam_channel::Sender<Order>>,
     limits: Arc<Mutex<CommitLimits>>,
     keeper: Arc<Keeper>,
     threads: Vec<JoinHandle<()>>,
@@ -155,8 +158,8 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
 
     let horizon = Arc::new(Horizon::new(recovered.horizon));
     let closing = Arc::new(Closing::default());
-    let registry =
-        StreamRegistry::new(recovered.streams.values().map(|(key, _)| key), settings.max_streams, drain_count);
+    let keys = recovered.streams.values().map(|(key, _)| key);
+    let registry = Arc::new(StreamRegistry::new(keys, settings.max_streams, drain_count));
     let limits = Arc::new(Mutex::new(settings.limits));
     let turn = Turn::default();
     let (mut senders, mut writers, mut statuses, mut commands) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -233,6 +236,7 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
                 .filter(|(_, key)| drain_of(key.number, drain_count) == ordinal as usize)
                 .map(|(name, key)| (Arc::clone(name), key.clone()))
                 .collect(),
+            registry: Arc::clone(&registry),
             horizon: Arc::clone(&horizon),
         };
         let (inbox, requests) = mpsc::channel(INBOX_REQUESTS);
@@ -247,6 +251,7 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
         inboxes.push(inbox);
     }
     Ok(Log {
+        hashes: HashReader::new(directory.path()),
         directory,
         log_id: recovered.log_id,
         horizon,
@@ -302,6 +307,11 @@ impl Log {
     /// The streams by name.
     pub fn registry(&self) -> &StreamRegistry {
         &self.registry
+    }
+
+    /// The hashes of streams.
+    pub fn hashes(&self) -> &HashReader {
+        &self.hashes
     }
 
     /// Gives a request to the drain that its stream belongs to, waiting for room. The answer comes through the request.
@@ -380,8 +390,9 @@ impl Log {
             let writer = open_writer(&path, self.log_id, *shard, now_ms()).map_err(shard_error)?;
             shards.push((open_reader(&path).map_err(shard_error)?, Owner::Here(writer)));
         }
-        let retention =
-            Retention { settings, horizon: Arc::clone(&self.horizon), keeper: Arc::clone(&self.keeper), shards, hold };
+        let producers = Producers { registry: Arc::clone(&self.registry), inboxes: self.inboxes.clone() };
+        let (horizon, keeper) = (Arc::clone(&self.horizon), Arc::clone(&self.keeper));
+        let retention = Retention { settings, horizon, keeper, shards, producers, hold };
         let closing = Arc::clone(&self.closing);
         let thread = std::thread::Builder::new().name("retention".to_owned());
         self.threads.push(thread.spawn(move || retention.run(&closing))?);

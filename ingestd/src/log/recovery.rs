@@ -20,6 +20,7 @@ use super::shard::{
     read_streams,
 };
 use super::stream::{DAEMON_STREAM, StreamKey, StreamState, daemon_stream_name};
+use super::stream_hash::read_hashes;
 use super::watermark::{self, Reading, Watermark};
 
 /// Ranges that an error names; more are only counted.
@@ -148,10 +149,7 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
     };
     let known = recorded.max(marked).max(floor);
     let horizon = find_cut(known, positions_above(&found, known)?)?;
-    let mut streams = HashMap::new();
-    for shard in &found {
-        add_receipts(&mut streams, shard)?;
-    }
+    let streams = add_up(&found)?;
     // What is cut was never acknowledged, so holes that it leaves are none.
     let mut holes = holes(&streams);
     holes.retain(|hole| !ends_in_cut(&found, hole, horizon));
@@ -186,12 +184,11 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
         give_up(&mut found[0], &missing, &holes, next, settings.now)?;
     }
     // Read again: the cut and what was given up have changed them.
-    let mut streams = HashMap::new();
     for shard in &mut found {
         shard.receipts = read_receipts(&shard.connection, &shard.path)?;
         shard.streams = read_streams(&shard.connection, &shard.path)?;
-        add_receipts(&mut streams, shard)?;
     }
+    let streams = add_up(&found)?;
     let (active, historical): (Vec<Found>, Vec<Found>) =
         found.into_iter().partition(|shard| shard.number < settings.shard_count);
     Ok(Recovered {
@@ -223,13 +220,14 @@ fn find(directory: &Path, number: u32, log_id: Uuid, now: i64) -> Result<Found, 
     let streams = read_streams(&connection, &path)?;
     let receipts = read_receipts(&connection, &path)?;
     let losses = read_losses(&connection, &path)?;
+    read_hashes(&connection, &path, |_| {})?;
     Ok(Found { number, path, connection, header, streams, receipts, losses })
 }
 
 /// Rows have checksums, but a damaged page can hide rows altogether. Missing events are noticed by their positions; a
 /// missing receipt would let a resend be stored again. So the trees of the small tables are checked as a whole.
 fn check_tables(connection: &Connection, path: &Path) -> Result<(), ShardError> {
-    for table in ["log", "stream", "receipt", "loss"] {
+    for table in ["log", "stream", "receipt", "stream_hash", "loss"] {
         let said: String = connection
             .query_row(&format!("PRAGMA quick_check({table})"), [], |row| row.get(0))
             .map_err(|error| ShardError::Sqlite(path.to_owned(), error))?;
@@ -349,6 +347,7 @@ fn cut(connection: &mut Connection, horizon: u64) -> rusqlite::Result<u64> {
         .query_map([horizon], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
         .collect::<rusqlite::Result<_>>()?;
     for (stream, end, _) in &ends {
+        transaction.execute("DELETE FROM stream_hash WHERE stream = ?1 AND sequence >= ?2", params![stream, end])?;
         transaction.execute("DELETE FROM receipt WHERE stream = ?1 AND first_sequence >= ?2", params![stream, end])?;
         let crossing: Option<u64> = transaction.query_row(
             "SELECT max(first_sequence) FROM receipt WHERE stream = ?1 AND last_sequence >= ?2",
@@ -369,8 +368,10 @@ fn cut(connection: &mut Connection, horizon: u64) -> rusqlite::Result<u64> {
     Ok(ends.iter().map(|(_, _, rows)| rows).sum())
 }
 
-fn add_receipts(streams: &mut HashMap<u64, (StreamKey, StreamState)>, shard: &Found) -> Result<(), RecoveryError> {
-    for (number, (name, epoch)) in &shard.streams {
+/// What all shards together say of each stream.
+fn add_up(found: &[Found]) -> Result<HashMap<u64, (StreamKey, StreamState)>, RecoveryError> {
+    let mut streams: HashMap<u64, (StreamKey, StreamState)> = HashMap::new();
+    for (number, (name, epoch)) in found.iter().flat_map(|shard| &shard.streams) {
         let fresh = || {
             let key = StreamKey { number: *number, name: name.as_str().into(), epoch: *epoch };
             (key, StreamState::default())
@@ -382,18 +383,22 @@ fn add_receipts(streams: &mut HashMap<u64, (StreamKey, StreamState)>, shard: &Fo
             return Err(RecoveryError::Contradiction(text));
         }
     }
-    for Receipt { stream, first_sequence, last_sequence, .. } in &shard.receipts {
+    let receipts = || found.iter().flat_map(|shard| &shard.receipts);
+    let is_expired = |receipt: &&Receipt| receipt.kind == ReceiptKind::Expired;
+    // Those of events that are there, or were lost, exclude each other. Expired ones overlap: they tell how far.
+    for receipt in receipts().filter(|receipt| !is_expired(receipt)).chain(receipts().filter(is_expired)) {
+        let Receipt { stream, first_sequence, last_sequence, .. } = receipt;
         let range = format!("receipt {first_sequence} to {last_sequence} of stream {stream}");
         let Some((_, state)) = streams.get_mut(stream) else {
             return Err(RecoveryError::Contradiction(format!("{range} belongs to no known stream")));
         };
-        if state.covered.intersects(*first_sequence, *last_sequence) {
+        if !is_expired(&receipt) && state.covered.intersects(*first_sequence, *last_sequence) {
             let text = format!("{range} covers events that another receipt covers (LOG-5)");
             return Err(RecoveryError::Contradiction(text));
         }
         state.covered.insert(*first_sequence, *last_sequence);
     }
-    Ok(())
+    Ok(streams)
 }
 
 /// Numbers of a stream that no receipt covers, below one that is covered.
@@ -445,8 +450,9 @@ fn give_up(shard: &mut Found, missing: &[LossRange], holes: &[Hole], next: u64, 
     let header = ShardHeader { commit_number: shard.header.commit_number + 1, ..shard.header };
     let write = |connection: &mut Connection| -> rusqlite::Result<()> {
         let transaction = connection.transaction()?;
-        let insert_stream =
-            |number: u64, name: &str, epoch: u64| StreamRow { number, name, epoch }.insert(&transaction);
+        let insert_stream = |number: u64, name: &str, epoch: u64| {
+            StreamRow { number, name, epoch, last_stored_at: now }.insert(&transaction)
+        };
         for hole in holes {
             insert_stream(hole.stream, &hole.name, hole.epoch)?;
             Receipt {

@@ -29,6 +29,8 @@ use super::watchdog::{Watchdog, watch};
 /// Requests that wait at once; fewer than a drain's inbox holds, so that submitting never waits for a dead disk.
 const MOST_WAITING: usize = 60;
 
+const NEVER: Duration = Duration::from_secs(1 << 30);
+
 /// How a log is opened in a test.
 pub fn settings(directory: &Path, drains: u64, shards: u64, batch: u64) -> LogSettings {
     LogSettings {
@@ -73,7 +75,7 @@ pub fn submit(log: &Log, source: Source, events: Vec<Event>) -> oneshot::Receive
 pub fn send(log: &Log, producer: &str, first: u64, count: u64) -> oneshot::Receiver<Answer> {
     let stream = log.registry().producer(producer, 0).expect("the name is good");
     let events = (first..first + count).map(|sequence| event(producer, sequence)).collect();
-    submit(log, Source::Producer { stream, first_sequence: first }, events)
+    submit(log, Source::Producer { stream, first_sequence: first, hash: None }, events)
 }
 
 #[derive(Debug)]
@@ -216,6 +218,7 @@ impl World {
             maximum_bytes,
             interval: Duration::from_millis(2),
             delete_rows: self.random.within(10..=1000),
+            producer_age: NEVER,
         };
         self.note(format!("{settings:?}"));
         let hold = Arc::clone(&self.hold);
