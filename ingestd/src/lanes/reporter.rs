@@ -82,16 +82,12 @@ impl Reporter {
     /// One report and one look at the projections. Gives the client back, and why lanes must not work.
     async fn round(&self, client: Client) -> Result<(Client, Option<String>), String> {
         let own = self.horizon.position();
-        let standing = self.report(&client, own).await.map_err(|error| describe(&error))?;
-        if standing > own {
-            let reason = format!(
-                "the log's horizon is {own}, but {standing} was reported to Postgres before: the log was restored from \
-                 an older copy, so lanes cannot go on"
-            );
+        if let Some(reason) = self.other_log(&client, own).await.map_err(|error| describe(&error))? {
             self.catalog.send_replace(Arc::default());
             self.hold.lost_sight();
             return Ok((client, Some(reason)));
         }
+        self.report(&client, own).await.map_err(|error| describe(&error))?;
         let least = client
             .query_opt(include_str!("../../../sql/queries/least_checkpoint.sql"), &[&self.log_id])
             .await
@@ -118,6 +114,33 @@ impl Reporter {
         Ok((client, None))
     }
 
+    /// Why the log is not the one that was reported to Postgres before; none if it is. Once it was restored from an older
+    /// copy it is so for ever, also when it has grown past the horizon that was reported: another event stands there then,
+    /// stored at another time. The report is left as it was, because it is what tells.
+    async fn other_log(&self, client: &Client, own: u64) -> Result<Option<String>, Error> {
+        let statement = include_str!("../../../sql/queries/reported_log.sql");
+        let Some(row) = client.query_opt(statement, &[&self.log_id]).await? else { return Ok(None) };
+        let (standing, time, applied): (i64, Option<i64>, bool) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        let standing = standing.max(0) as u64;
+        let found = if !applied {
+            // Nobody has read what stood there.
+            return Ok(None);
+        } else if standing > own {
+            format!("the log's horizon is {own}, but {standing} was reported to Postgres before")
+        } else {
+            match (self.stored_at(standing), time) {
+                (Some(stored), Some(reported)) if stored != reported => {
+                    format!("at position {standing}, which was reported to Postgres before, another event stands now")
+                }
+                _ => return Ok(None),
+            }
+        };
+        Ok(Some(format!(
+            "{found}: the log was restored from an older copy, so lanes cannot go on; put the newer one back, or let go of \
+             the log's projections (ingestd forget) and apply them again"
+        )))
+    }
+
     /// Time of storing of the event at `position`. None for an empty log, and for one that cannot be read, which the
     /// lanes will say; the report goes out all the same.
     fn stored_at(&self, position: u64) -> Option<i64> {
@@ -126,14 +149,11 @@ impl Reporter {
         chunk.events.first().map(|stored| stored.stored_at)
     }
 
-    async fn report(&self, client: &Client, horizon: u64) -> Result<u64, Error> {
+    async fn report(&self, client: &Client, horizon: u64) -> Result<(), Error> {
         let time = self.stored_at(horizon);
-        let row = client
-            .query_one(
-                include_str!("../../../sql/queries/report_log.sql"),
-                &[&self.log_id, &(horizon as i64), &time, &((self.floor)() as i64)],
-            )
-            .await?;
-        Ok(row.try_get::<_, i64>(0)?.max(0) as u64)
+        let statement = include_str!("../../../sql/queries/report_log.sql");
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+            [&self.log_id, &(horizon as i64), &time, &((self.floor)() as i64)];
+        client.execute(statement, &values).await.map(drop)
     }
 }
