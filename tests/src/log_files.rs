@@ -219,22 +219,6 @@ fn watermark_slot(slot: &[u8]) -> Option<(u64, u64)> {
     valid.then_some((number(8)?, number(32)?))
 }
 
-/// What a power cut may do to the newest slot of the watermark file, if the other one is valid: lose a sector of it. (The
-/// slot that the last sync covered is never written again before the other one is synced.)
-///
-/// # Panics
-/// If the file cannot be written.
-pub fn tear_watermark(directory: &Path) {
-    let path = directory.join("watermark");
-    let Ok(mut bytes) = std::fs::read(&path) else { return };
-    let slots: Vec<_> = bytes.chunks(SLOT).map(watermark_slot).collect();
-    if let [Some(first), Some(second)] = slots[..] {
-        let newest = if first > second { 0 } else { SLOT };
-        bytes[newest..newest + 512].fill(0);
-        std::fs::write(&path, bytes).expect("the directory is the test's");
-    }
-}
-
 fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(otherwise()) }
 }

@@ -162,10 +162,22 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
     let registry = Arc::new(StreamRegistry::new(keys, settings.max_streams, drain_count));
     let limits = Arc::new(Mutex::new(settings.limits));
     let turn = Turn::default();
-    let (mut senders, mut writers, mut statuses, mut commands) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (shard, active) in (0..).zip(recovered.active) {
+    let statuses: Vec<Arc<WriterStatus>> =
+        recovered.active.iter().map(|active| Arc::new(WriterStatus::new(active.commit_number))).collect();
+    // Before any thread is started, which would outlive a refusal.
+    let keeper = Keeper::open(
+        directory.path(),
+        recovered.log_id,
+        recovered.floor,
+        Arc::clone(&horizon),
+        statuses.clone(),
+        recovered.historical.iter().map(|(_, commit_number)| *commit_number).collect(),
+    )
+    .map_err(|error| LogError::Watermark(directory.path().to_owned(), error))?;
+    let keeper = Arc::new(keeper);
+    let (mut senders, mut writers, mut commands) = (Vec::new(), Vec::new(), Vec::new());
+    for ((shard, active), status) in (0..).zip(recovered.active).zip(&statuses) {
         let (sender, receiver) = channel::bounded(CHANNEL_BLOCKS, CHANNEL_BYTES);
-        let status = Arc::new(WriterStatus::new(active.commit_number));
         let mut connection = active.connection;
         let checkpoints = Checkpoints::take_over(&mut connection, Arc::clone(&turn))
             .map_err(|error| ShardError::Sqlite(shard_path(directory.path(), shard), error))
@@ -181,7 +193,7 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
             limits: Arc::clone(&limits),
             directory: directory.path().to_owned(),
             horizon: Arc::clone(&horizon),
-            status: Arc::clone(&status),
+            status: Arc::clone(status),
             closing: Arc::clone(&closing),
         };
         let thread = std::thread::Builder::new().name(format!("writer-{shard}"));
@@ -190,18 +202,7 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
         writers.push(thread.spawn(move || writer.run(&receiver, &queue))?);
         commands.push(command);
         senders.push(sender);
-        statuses.push(status);
     }
-    let keeper = Keeper::open(
-        directory.path(),
-        recovered.log_id,
-        recovered.floor,
-        Arc::clone(&horizon),
-        statuses.clone(),
-        recovered.historical.iter().map(|(_, commit_number)| *commit_number).collect(),
-    )
-    .map_err(|error| LogError::Watermark(directory.path().to_owned(), error))?;
-    let keeper = Arc::new(keeper);
     let keeping = std::thread::Builder::new().name("watermark".to_owned()).spawn({
         let (keeper, closing) = (Arc::clone(&keeper), Arc::clone(&closing));
         move || keeper.run(&closing)

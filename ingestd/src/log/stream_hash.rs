@@ -4,8 +4,9 @@
 //! the request's last event. It is stored with that event, in one transaction, and compared when the same numbers come
 //! again: numbers alone cannot tell that a file was changed. What is hashed is the producer's affair.
 //!
-//! Hashes at multiples of [`HASH_INTERVAL`] stay as long as the stream is known; besides them only the last one that a
-//! shard was given, so that their number is bounded by the events.
+//! Hashes at multiples of [`HASH_INTERVAL`] stay as long as the stream is known; besides them only the last two that a
+//! shard was given, so that their number is bounded by the events. (Two, because the last one may go with its event when the
+//! log is cut.)
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -38,7 +39,7 @@ impl StreamHash {
         crc32c::crc32c_append(crc_of_numbers(&[self.stream, self.sequence]), &self.hash)
     }
 
-    /// Writes the row in place of the shard's last one of the stream, unless that one stays.
+    /// Writes the row in place of the shard's last one of the stream but one, unless that one stays.
     ///
     /// # Errors
     /// SQLite's.
@@ -47,7 +48,8 @@ impl StreamHash {
             .prepare_cached(
                 "DELETE FROM stream_hash
                  WHERE stream = ?1 AND sequence % ?2 <> 0
-                   AND sequence = (SELECT max(sequence) FROM stream_hash WHERE stream = ?1)",
+                   AND sequence = (SELECT sequence FROM stream_hash WHERE stream = ?1
+                                   ORDER BY sequence DESC LIMIT 1 OFFSET 1)",
             )?
             .execute(params![self.stream, HASH_INTERVAL])?;
         connection
