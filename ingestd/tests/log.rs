@@ -271,6 +271,67 @@ async fn lost_commits_are_named_and_given_up_only_when_told() {
     }
 }
 
+/// A file that SQLite or a checksum says is damaged is refused and named. Given up, it is put aside, whole, and what was in it
+/// counts as lost. A file that is only the wrong one is never put aside.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_file_is_put_aside_when_told_and_never_deleted() {
+    type Damage = fn(&Path);
+    let damages: [Damage; 4] = [
+        |file| std::fs::write(file, vec![7; 40_000]).unwrap(),
+        |file| {
+            let mut bytes = std::fs::read(file).unwrap();
+            bytes[4096..].fill(0xff);
+            std::fs::write(file, bytes).unwrap();
+        },
+        |file| Connection::open(file).unwrap().execute_batch("UPDATE receipt SET crc = crc + 1").unwrap(),
+        |file| Connection::open(file).unwrap().execute_batch("UPDATE log SET horizon = 77").unwrap(),
+    ];
+    for (case, damage) in damages.into_iter().enumerate() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let log = open(&settings(path, 2, 2)).unwrap();
+        // Positions 1-5 in shard 0, 6-10 in shard 1, 11-15 in shard 0.
+        for (producer, first) in [("even", 1), ("odd", 1), ("even", 6)] {
+            store(&log, producer, first, 5).await.unwrap();
+        }
+        log.close().unwrap();
+        let file = shard_path(path, 1);
+        damage(&file);
+        let damaged = std::fs::read(&file).unwrap();
+        let error = open(&settings(path, 2, 2)).unwrap_err().to_string();
+        assert!(error.contains("shard-0001.db") && error.contains("--accept-loss"), "case {case}: {error}");
+        assert!(file.exists(), "case {case}: a refused start puts nothing aside");
+
+        let log = open(&LogSettings { accept_loss: true, ..settings(path, 2, 2) }).unwrap();
+        assert_eq!(store(&log, "even", 11, 1).await, Ok(Ack { stored: 1, duplicates: 0, next_sequence: 12 }));
+        log.close().unwrap();
+        let events = read_all(path, 16);
+        assert_eq!(numbers(&events, "even"), (1..=11).collect::<Vec<_>>(), "case {case}");
+        assert_eq!((numbers(&events, "odd").len(), events[5].event.event_type.as_str()), (0, "ingestd.loss"));
+        let is_aside = |path: &std::path::PathBuf| {
+            let name = path.file_name().unwrap().to_string_lossy();
+            name.starts_with("shard-0001.db.corrupt.") && !name.ends_with("-wal") && !name.ends_with("-shm")
+        };
+        let aside: Vec<_> =
+            std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).filter(is_aside).collect();
+        assert_eq!(aside.len(), 1, "case {case}: {aside:?}");
+        // Where SQLite can still read it, all its events are there; else not a byte is different.
+        let events: rusqlite::Result<u64> =
+            Connection::open(&aside[0]).unwrap().query_row("SELECT count(*) FROM event", [], |row| row.get(0));
+        let whole = events.map_or_else(|_| std::fs::read(&aside[0]).unwrap() == damaged, |events| events == 5);
+        assert!(whole, "case {case}: something is gone from {aside:?}");
+        open(&settings(path, 2, 2)).unwrap().close().unwrap();
+    }
+
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    open(&settings(path, 1, 2)).unwrap().close().unwrap();
+    std::fs::copy(shard_path(path, 0), shard_path(path, 1)).unwrap();
+    let error = open(&LogSettings { accept_loss: true, ..settings(path, 1, 2) }).unwrap_err().to_string();
+    assert!(error.contains("was written as shard 0; do not rename shard files"), "{error}");
+    assert!(shard_path(path, 1).exists());
+}
+
 /// A hole in the numbers of a stream whose later numbers are there: the stream goes on after it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_goes_on_after_a_hole_that_was_given_up() {

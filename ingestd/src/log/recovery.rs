@@ -1,8 +1,9 @@
 //! What happens to a data directory before the log takes its first event.
 //!
 //! 1. Every shard is opened, and compared with the watermark: a shard that is missing or behind has lost commits.
-//! 2. If anything is missing that must be there, the log is not opened, and what is lost is named, until an operator
-//!    says `--accept-loss`; then one `ingestd.loss` row tells of it in the log, for ever.
+//! 2. If anything is missing that must be there, or a file is damaged, the log is not opened, and what is lost is named,
+//!    until an operator says `--accept-loss`; then one `ingestd.loss` row tells of it in the log, for ever. A damaged file
+//!    is renamed, not deleted, and counts as missing.
 //! 3. The log is cut at its end (LOG-4).
 //! 4. The receipts of all shards say what is stored of each stream; they are the only authority on it.
 
@@ -35,6 +36,11 @@ pub enum RecoveryError {
     /// The directory cannot be listed or the watermark not read.
     #[error("cannot read the data directory: {0}")]
     Read(#[from] std::io::Error),
+    /// A shard file is damaged.
+    #[error(
+        "the log is damaged: {0}; put a good copy of the file back, or give up all that is in it with --accept-loss"
+    )]
+    Damaged(ShardError),
     /// Something that was stored is not there any more.
     #[error("the log has lost what it had stored: {0}; put the lost files back, or give it up with --accept-loss")]
     Lost(String),
@@ -106,12 +112,17 @@ struct Found {
 /// [`RecoveryError`].
 pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered, RecoveryError> {
     debug_assert!((1..=MAXIMUM_SHARDS).contains(&settings.shard_count));
-    let existing = existing_shards(directory)?;
+    let mut existing = existing_shards(directory)?;
     let reading = watermark::read(directory)?;
     let mut log_id = None;
-    for number in &existing {
-        if let Some(id) = shard::log_id(&shard_path(directory, *number), *number)? {
-            log_id.get_or_insert(id);
+    let mut doubts = Vec::new();
+    for number in existing.clone() {
+        match shard::log_id(&shard_path(directory, number), number) {
+            Ok(id) => log_id = log_id.or(id),
+            Err(error) => {
+                doubts.push(put_aside(directory, number, error, settings)?);
+                existing.retain(|other| *other != number);
+            }
         }
     }
     let (watermark, trouble) = match reading {
@@ -128,10 +139,15 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
     let log_id = log_id.or(watermark.as_ref().map(|watermark| watermark.log_id)).unwrap_or_else(Uuid::new_v4);
 
     let mut found = Vec::new();
-    for number in &existing {
-        found.push(find(directory, *number, log_id, settings.now)?);
+    for number in existing.clone() {
+        match find(directory, number, log_id, settings.now) {
+            Ok(shard) => found.push(shard),
+            Err(error) => {
+                doubts.push(put_aside(directory, number, error, settings)?);
+                existing.retain(|other| *other != number);
+            }
+        }
     }
-    let mut doubts = Vec::new();
     // The first start makes the shards, then the watermark; it may have died between them.
     let is_new = found.iter().all(|shard| shard.header.commit_number == 0);
     if let Some(trouble) = trouble
@@ -210,8 +226,34 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
     })
 }
 
+/// Renames a damaged shard file, with its WAL, if an operator has given up what is in it, so that another can take its
+/// place. Nothing of it is deleted. Tells what was done.
+fn put_aside(
+    directory: &Path,
+    number: u32,
+    error: ShardError,
+    settings: RecoverySettings,
+) -> Result<String, RecoveryError> {
+    if !error.is_damage() {
+        return Err(error.into());
+    }
+    if !settings.accept_loss {
+        return Err(RecoveryError::Damaged(error));
+    }
+    let path = shard_path(directory, number);
+    // The database last: a start that dies before it finds the file damaged again.
+    for suffix in ["-shm", "-wal", ""] {
+        let from = PathBuf::from(format!("{}{suffix}", path.display()));
+        if from.exists() {
+            std::fs::rename(&from, format!("{}.corrupt.{}{suffix}", path.display(), settings.now))?;
+        }
+    }
+    std::fs::File::open(directory)?.sync_all()?;
+    Ok(format!("shard-{number:04}.db was damaged and is renamed ({error})"))
+}
+
 /// Opens a shard, creating it if it is not there, and reads what recovery needs of it.
-fn find(directory: &Path, number: u32, log_id: Uuid, now: i64) -> Result<Found, RecoveryError> {
+fn find(directory: &Path, number: u32, log_id: Uuid, now: i64) -> Result<Found, ShardError> {
     let path = shard_path(directory, number);
     let connection = shard::open_writer(&path, log_id, number, now)?;
     check_tables(&connection, &path)?;
@@ -233,7 +275,7 @@ fn check_tables(connection: &Connection, path: &Path) -> Result<(), ShardError> 
             .map_err(|error| ShardError::Sqlite(path.to_owned(), error))?;
         if said != "ok" {
             let text = format!("table {table} is damaged: {}", said.replace('\n', " "));
-            return Err(ShardError::Contents(path.to_owned(), text));
+            return Err(ShardError::Damaged(path.to_owned(), text));
         }
     }
     Ok(())

@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{CachedStatement, Connection, OpenFlags, OptionalExtension, Statement, params};
+use rusqlite::{CachedStatement, Connection, ErrorCode, OpenFlags, OptionalExtension, Statement, params};
 use uuid::Uuid;
 
 use super::schema;
@@ -99,6 +99,22 @@ pub enum ShardError {
     /// The file says something that it should not.
     #[error("{path}: {1}", path = .0.display())]
     Contents(PathBuf, String),
+    /// The file does not say any more what was written into it.
+    #[error("{path}: {1}", path = .0.display())]
+    Damaged(PathBuf, String),
+}
+
+impl ShardError {
+    /// Whether the file is damaged. Else it may be another than the one that is wanted, or be good and out of reach.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            ShardError::Damaged(..) => true,
+            ShardError::Contents(..) => false,
+            ShardError::Sqlite(_, error) => {
+                matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+            }
+        }
+    }
 }
 
 /// What a shard says of itself.
@@ -308,7 +324,7 @@ pub fn read_streams(connection: &Connection, path: &Path) -> Result<HashMap<u64,
         let (number, name, epoch, last_stored_at, crc) = read().map_err(sqlite)?;
         if (StreamRow { number, name: &name, epoch, last_stored_at }).crc() != crc {
             let text = format!("the name \"{name}\" of stream {number} does not match its checksum");
-            return Err(ShardError::Contents(path.to_owned(), text));
+            return Err(ShardError::Damaged(path.to_owned(), text));
         }
         streams.insert(number, (name, epoch));
     }
@@ -399,7 +415,7 @@ pub fn read_receipts(connection: &Connection, path: &Path) -> Result<Vec<Receipt
     let receipts = read().map_err(sqlite)?;
     if let Some((bad, _)) = receipts.iter().find(|(_, matches)| !matches) {
         let Receipt { stream, first_sequence, last_sequence, .. } = bad;
-        return Err(ShardError::Contents(
+        return Err(ShardError::Damaged(
             path.to_owned(),
             format!("receipt {first_sequence} to {last_sequence} of stream {stream} does not match its checksum"),
         ));
@@ -446,10 +462,7 @@ pub fn read_losses(connection: &Connection, path: &Path) -> Result<Vec<LossRange
     };
     let losses = read().map_err(sqlite)?;
     if losses.iter().any(|(_, matches)| !matches) {
-        return Err(ShardError::Contents(
-            path.to_owned(),
-            "a row of table loss does not match its checksum".to_owned(),
-        ));
+        return Err(ShardError::Damaged(path.to_owned(), "a row of table loss does not match its checksum".to_owned()));
     }
     Ok(losses.into_iter().map(|(range, _)| range).collect())
 }
@@ -562,14 +575,15 @@ pub fn read_header(connection: &Connection, path: &Path, shard: u32) -> Result<S
         .optional()
         .map_err(sqlite)?;
     let (log_id, number, commit_number, horizon, crc) =
-        row.ok_or_else(|| contents("lacks its header row".to_owned()))?;
+        row.ok_or_else(|| ShardError::Damaged(path.to_owned(), "lacks its header row".to_owned()))?;
     let log_id = log_id.parse().map_err(|_| contents(format!("has a malformed log id \"{log_id}\"")))?;
     if number != shard {
         return Err(contents(format!("was written as shard {number}; do not rename shard files")));
     }
     let header = ShardHeader { log_id, commit_number, horizon };
     if header.crc(shard) != crc {
-        return Err(contents("has a header row that does not match its checksum".to_owned()));
+        let text = "has a header row that does not match its checksum".to_owned();
+        return Err(ShardError::Damaged(path.to_owned(), text));
     }
     Ok(header)
 }

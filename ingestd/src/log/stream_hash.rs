@@ -84,7 +84,7 @@ fn checked((hash, matches): (StreamHash, bool), path: &Path) -> Result<StreamHas
         return Ok(hash);
     }
     let text = format!("the hash at event {} of stream {} does not match its checksum", hash.sequence, hash.stream);
-    Err(ShardError::Contents(path.to_owned(), text))
+    Err(ShardError::Damaged(path.to_owned(), text))
 }
 
 /// Finds hashes in the files of a running log.
