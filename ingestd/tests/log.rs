@@ -7,7 +7,7 @@ use std::path::Path;
 use ingestd::log::directory::shard_path;
 use ingestd::log::drain::{Ack, Refusal};
 use ingestd::log::reader::{LogReader, ReadError};
-use ingestd::log::shard::{Receipt, ReceiptKind, ShardHeader, read_header};
+use ingestd::log::shard::{Receipt, ReceiptKind, ShardHeader, open_reader, read_header};
 use ingestd::log::stream_hash::StreamHash;
 use ingestd::log::verify::verify;
 use ingestd::log::{LogSettings, open, watermark};
@@ -624,6 +624,35 @@ async fn hashes_are_stored_with_their_events_and_only_those_that_matter_are_kept
     let expected = "the hash at event 1000 of stream 1024 does not match its checksum";
     assert!(verify(path).unwrap().to_string().contains(expected));
     assert!(open(&settings(path, 1, 1)).unwrap_err().to_string().contains(expected));
+}
+
+/// A reader that holds an old snapshot keeps the WAL from beginning anew: the status says so, nothing waits, and when the
+/// reader ends all is as before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_holds_the_wal_back_is_told_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut settings = settings(directory.path(), 1, 1);
+    settings.limits.checkpoint_pages = 100;
+    let log = open(&settings).unwrap();
+    store(&log, "p", 1, 10).await.unwrap();
+    let trouble = || log.report().shards[0].reason.clone();
+    let reader = open_reader(&shard_path(directory.path(), 0)).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM event").unwrap();
+    let mut next = 11;
+    let mut append = async || {
+        assert_eq!(store(&log, "p", next, 2000).await.unwrap().stored, 2000);
+        next += 2000;
+    };
+    while trouble().is_none() {
+        append().await;
+    }
+    assert!(trouble().unwrap().contains("pages in its WAL"), "{:?}", trouble());
+    assert_eq!(log.report().shards[0].state, "active");
+    reader.execute_batch("COMMIT").unwrap();
+    while trouble().is_some() {
+        append().await;
+    }
+    log.close().unwrap();
 }
 
 /// A receipt that rotted while the log was open is found at the next start, although its stream went on.

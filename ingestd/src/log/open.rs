@@ -94,7 +94,7 @@ pub struct ShardReport {
     pub shard: u32,
     /// `active`, `historical` (only read), or `waiting` (its disk refuses).
     pub state: &'static str,
-    /// Why it waits.
+    /// Why it waits, or what else is wrong.
     pub reason: Option<String>,
     /// Events committed since the daemon's start.
     pub committed: u64,
@@ -426,6 +426,7 @@ impl Log {
         let active = (0..).zip(&self.statuses).map(|(shard, status)| {
             let reason = status.waiting();
             let state = if reason.is_some() { "waiting" } else { "active" };
+            let reason = reason.or_else(|| status.trouble());
             ShardReport { shard, state, reason, committed: status.committed() }
         });
         let historical = self.historical.iter().map(|shard| ShardReport {

@@ -41,6 +41,8 @@ const LAST_RETRY: Duration = Duration::from_secs(5);
 pub struct WriterStatus {
     /// Why it waits, if it does.
     waiting: Mutex<Option<String>>,
+    /// Pages that a reader keeps in the shard's WAL, if they are many; else 0.
+    held_back: AtomicU64,
     /// Why it waited, when that is over and nobody has taken it yet.
     overcome: Mutex<Option<String>>,
     /// Events committed since the start of the process.
@@ -53,6 +55,14 @@ impl WriterStatus {
     /// Why the writer waits, if it does.
     pub fn waiting(&self) -> Option<String> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What there is to tell of a writer that does not wait.
+    pub fn trouble(&self) -> Option<String> {
+        let pages = self.held_back.load(Ordering::Relaxed);
+        (pages > 0).then(|| {
+            format!("a program that reads the file keeps {pages} pages in its WAL, which grows until that program ends")
+        })
     }
 
     /// Why the writer waited, once when that is over.
@@ -235,6 +245,12 @@ impl Writer {
         if let Err(error) = self.checkpoints.after_commit(&self.connection, pages) {
             // The events are durable in the WAL; a full disk that causes this shows at the next commit.
             tracing::warn!(shard = self.shard, "checkpoint: {error}; it is tried again");
+        }
+        let held_back = self.checkpoints.held_back(pages).unwrap_or(0);
+        if self.status.held_back.swap(held_back, Ordering::Relaxed) == 0
+            && let Some(trouble) = self.status.trouble()
+        {
+            tracing::warn!(shard = self.shard, "{trouble}");
         }
     }
 
