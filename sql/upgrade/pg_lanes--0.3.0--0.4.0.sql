@@ -1649,13 +1649,12 @@ BEGIN
     WHILE taken < read_batch.maximum LOOP
         SELECT t.* INTO this_tick FROM lanes.tick AS t
         WHERE t.log_id = log.log_id AND (t.tick, t.last_position) > (now_tick, now_position) ORDER BY t.tick LIMIT 1;
-        EXIT WHEN NOT FOUND;
+        -- At the stop, all is read that may be.
+        EXIT WHEN NOT FOUND OR (now_tick, now_position) >= (this_lane.stop_tick, this_lane.stop_position);
         IF this_tick.tick > now_tick THEN
             now_tick := this_tick.tick;
             now_position := 0;
         END IF;
-        -- At the stop, all is read that may be.
-        EXIT WHEN (now_tick, now_position) >= (this_lane.stop_tick, this_lane.stop_position);
         SELECT t.snapshot INTO before FROM lanes.tick AS t
         WHERE t.log_id = log.log_id AND t.tick < now_tick ORDER BY t.tick DESC LIMIT 1;
         EXECUTE statement INTO chunk USING before, this_tick.snapshot, now_position,
