@@ -227,7 +227,7 @@ fn poison_in_the_middle_of_the_week_is_parked_mended_and_applied_in_order() {
     ];
     let mut middle: Vec<Value> = of_others.into_iter().cloned().collect();
     let mut first_waiting: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
-    for (index, (tailnum, change, state)) in poison.iter().enumerate() {
+    for (index, (tailnum, change, _)) in poison.iter().enumerate() {
         let at = index * middle.len() / poison.len();
         middle.insert(at, with(tailnum, change.clone()));
     }
