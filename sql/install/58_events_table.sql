@@ -227,11 +227,11 @@ BEGIN
             log.events_table, log.position_column)
         INTO last_time USING last_position;
     END IF;
-    -- A lane needs the tick before its own.
+    -- A lane needs the tick before its own; a projection that is yet to come needs none.
     DELETE FROM lanes.tick AS t
     WHERE t.log_id = log.log_id AND t.tick < newest.tick
-      AND t.tick < (SELECT pg_catalog.min(c.tick) - 1 FROM lanes.checkpoint AS c
-                    WHERE c.log_id = log.log_id AND c.retired_at IS NULL);
+      AND t.tick < COALESCE((SELECT pg_catalog.min(c.tick) - 1 FROM lanes.checkpoint AS c
+                             WHERE c.log_id = log.log_id AND c.retired_at IS NULL), newest.tick);
     -- At most once a second, where nothing is new.
     UPDATE lanes.log AS l
     SET horizon = GREATEST(l.horizon, newest.last_position), reported_at = pg_catalog.clock_timestamp(),
