@@ -5,6 +5,7 @@
 //! call it, so that SQL and the daemon can never disagree (HASH-1 and HASH-2 of `docs/INVARIANTS.md`).
 #![forbid(unsafe_code)]
 
+pub mod balance;
 pub mod event;
 pub mod hash;
 pub mod key;
