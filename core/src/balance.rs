@@ -29,7 +29,7 @@ pub struct Lane {
 /// How hasty workers are.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// A lane that has been owned for less than this is not released.
+    /// Who has claimed a lane less than this ago releases none.
     pub cool_down: Duration,
     /// A lane that has been without an owner for this long is for anybody: who should have claimed it cannot.
     pub patience: Duration,
@@ -114,8 +114,11 @@ pub fn decide(lanes: &[Lane], workers: usize, me: usize, limits: Limits) -> Deci
 
 /// The lane that `me` had better release.
 fn release(lanes: &[Lane], mut shares: Vec<Share>, bounds: Bounds, me: usize, limits: Limits) -> Option<usize> {
-    let own = |lane: &usize| lanes[*lane].owner == Some(me) && lanes[*lane].since >= limits.cool_down;
-    let lightest = (0..lanes.len()).filter(own).min_by_key(|lane| (lanes[*lane].weight, *lane))?;
+    let own = || (0..lanes.len()).filter(|lane| lanes[*lane].owner == Some(me));
+    if own().any(|lane| lanes[lane].since < limits.cool_down) {
+        return None;
+    }
+    let lightest = own().min_by_key(|lane| (lanes[*lane].weight, *lane))?;
     let weight = lanes[lightest].weight;
     let mine = *shares.get(me)?;
     let rank_by = |key: &dyn Fn(&Share) -> u64| {
@@ -253,6 +256,10 @@ mod tests {
             world.step();
         }
         assert_eq!(world.counts(), [0, 8]);
+        for _ in 0..200 {
+            world.step();
+            assert!(world.counts()[1] >= 7, "no more than one lane at a time is offered in vain");
+        }
     }
 
     #[test]
