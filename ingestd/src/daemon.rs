@@ -198,7 +198,6 @@ impl Daemon<'_> {
         let hold = Arc::clone(&self.hold);
         move || {
             let report = log.upgrade().map(|log| log.report()).unwrap_or_default();
-            let horizon = report.horizon;
             Status {
                 version: env!("CARGO_PKG_VERSION"),
                 log: report,
@@ -211,7 +210,7 @@ impl Daemon<'_> {
                         Some(reason) => PostgresStatus::Unavailable { reason },
                     },
                 },
-                lanes: view.as_ref().map(|view| view.lanes(horizon)).unwrap_or_default(),
+                lanes: view.as_ref().map(lanes::LaneView::lanes).unwrap_or_default(),
             }
         }
     }
