@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use e2e::cluster::Cluster;
+use e2e::cluster::{Cluster, project};
 use e2e::daemon::{Daemon, post};
 use e2e::random::{Random, seeds};
 
@@ -49,14 +49,34 @@ projections:
     )
 }
 
-fn apply(daemon: &Daemon, text: &str) {
+/// Applies the projections as the owner of the database, and gives the daemon's role the rest of what README says it needs.
+fn apply(cluster: &Cluster, daemon: &Daemon, lanes: u32) {
     let file = daemon.settings_path().with_file_name("projections.yaml");
-    std::fs::write(&file, text).unwrap();
-    daemon.run(&["apply", file.to_str().unwrap()]);
+    std::fs::write(&file, projections(lanes)).unwrap();
+    let owner = format!("postgres={}", cluster.connection_string("app"));
+    daemon.run(&["--set", &owner, "apply", file.to_str().unwrap()]);
+    cluster.psql("app", "ALTER TABLE numbers ADD CONSTRAINT once_and_in_order CHECK (n = last)");
+    cluster.psql("app", "GRANT SELECT, INSERT, UPDATE ON numbers, counts TO ingestd");
 }
 
-fn constrain(cluster: &Cluster) {
-    cluster.psql("app", "ALTER TABLE numbers ADD CONSTRAINT once_and_in_order CHECK (n = last)");
+/// A database whose role `ingestd` has the grants of README's section on privileges: of its first block, and of its
+/// second, if the log is a table.
+fn database(cluster: &Cluster, is_table: bool) -> String {
+    cluster.create_database("app");
+    cluster.psql("app", "CREATE ROLE ingestd LOGIN");
+    if is_table {
+        cluster.psql("app", EVENTS);
+    }
+    let readme = std::fs::read_to_string(project().join("README.md")).unwrap();
+    let section = readme.split("\n## Privileges\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let blocks: Vec<&str> = section.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(blocks[0].contains("lanes.claim") && blocks[1].contains("lanes.tick"), "{section}");
+    let of_tables = blocks[0].replace("GRANT SELECT, INSERT, UPDATE ON customer_revenue TO ingestd;", "");
+    cluster.psql("app", &of_tables);
+    if is_table {
+        cluster.psql("app", blocks[1]);
+    }
+    cluster.connection_string("app").replace("user=postgres", "user=ingestd")
 }
 
 /// A change of the map of `projection` that is drawn by lot, as SQL.
@@ -126,11 +146,9 @@ fn changes_of_the_map_under_load_keep_every_event_once_and_in_order() {
         println!("seed {seed}");
         let mut random = Random::new(seed);
         let cluster = Cluster::start();
-        cluster.create_database("app");
-        let mut daemon = Daemon::new(Some(&cluster.connection_string("app")), "lane_batch_size = 50");
+        let mut daemon = Daemon::new(Some(&database(&cluster, false)), "lane_batch_size = 50");
         daemon.start();
-        apply(&daemon, &projections(4));
-        constrain(&cluster);
+        apply(&cluster, &daemon, 4);
         let over = Arc::new(AtomicBool::new(false));
         let load = thread::spawn({
             let (over, address, mut random) = (Arc::clone(&over), daemon.address(), random.fork());
@@ -166,10 +184,11 @@ fn changes_of_the_map_under_load_keep_every_event_once_and_in_order() {
 }
 
 const EVENTS: &str = "
-    CREATE TABLE events (
+    CREATE SCHEMA shop;
+    CREATE TABLE shop.events (
         position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         type text NOT NULL, key text NOT NULL, ts timestamptz NOT NULL DEFAULT clock_timestamp(), payload jsonb NOT NULL);
-    SELECT lanes.register_log('events')";
+    SELECT lanes.register_log('shop.events')";
 
 /// Appends to keys of its own until `over`: transactions of several events, some of which wait before they commit, so that
 /// they commit in another order than they drew positions, and some of which roll back.
@@ -185,7 +204,7 @@ fn append(connection: &str, writer: u64, over: &AtomicBool, mut random: Random) 
             for _ in 0..random.within(1..=20) {
                 let key = (random.within(0..=KEYS / 3 - 1) * 3 + writer) as usize;
                 then[key] += 1;
-                let insert = "INSERT INTO events (type, key, payload) VALUES ('READ', $1, jsonb_build_object('number', $2::bigint))";
+                let insert = "INSERT INTO shop.events (type, key, payload) VALUES ('READ', $1, jsonb_build_object('number', $2::bigint))";
                 transaction.execute(insert, &[&format!("m{key}"), &(then[key] as i64)]).await.unwrap();
             }
             if random.chance(1, 20) {
@@ -219,8 +238,7 @@ fn two_daemons_share_an_events_table_while_maps_change_and_one_is_killed() {
         second.expect_errors();
         first.start();
         second.start();
-        apply(&first, &projections(4));
-        constrain(&cluster);
+        apply(&cluster, &first, 4);
         let over = Arc::new(AtomicBool::new(false));
         let writers: Vec<_> = (0..3)
             .map(|writer| {
@@ -241,7 +259,7 @@ fn two_daemons_share_an_events_table_while_maps_change_and_one_is_killed() {
                 *sum += count;
             }
         }
-        let counted = cluster.psql("app", "SELECT count(*) FROM events");
+        let counted = cluster.psql("app", "SELECT count(*) FROM shop.events");
         assert_eq!(counted, stored.iter().sum::<u64>().to_string(), "what was written is there");
         println!("{counted} events");
         audit(&cluster, &stored);
@@ -260,14 +278,12 @@ fn shares(cluster: &Cluster, lanes: usize) -> Vec<usize> {
 #[test]
 fn after_a_start_a_kill_and_a_join_all_lanes_are_owned_evenly_and_at_rest() {
     let cluster = Cluster::start();
-    cluster.create_database("app");
-    cluster.psql("app", EVENTS);
-    let connection = cluster.connection_string("app");
-    let daemon = || Daemon::on_table(&connection, "public.events", "postgres_connections = 2");
+    let role = database(&cluster, true);
+    let daemon = || Daemon::on_table(&role, "shop.events", "postgres_connections = 2");
     let (mut first, mut second) = (daemon(), daemon());
     first.start();
     second.start();
-    apply(&first, &projections(61));
+    apply(&cluster, &first, 61);
     let even = |shares: &[usize], workers: usize| {
         shares.len() == workers && shares.iter().all(|share| share.abs_diff(64 / workers) <= 1)
     };
