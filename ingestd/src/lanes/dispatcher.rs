@@ -18,17 +18,18 @@ use super::catalog::{Known, LaneId};
 use crate::log::horizon::Horizon;
 use crate::log::reader::{Chunk, LogReader, ReadError, StoredEvent};
 
-/// The most events that are read at once.
-pub const CHUNK_EVENTS: u64 = 2048;
+/// The most events that are read at once. Each lane gets its part of them, so few would make small transactions.
+pub const CHUNK_EVENTS: u64 = 8192;
 
 /// The bytes of events after which a chunk ends.
 pub const CHUNK_BYTES: usize = 4 << 20;
 
 /// The most chunks that wait for a lane.
-const QUEUE_CHUNKS: usize = 8;
+const QUEUE_CHUNKS: usize = 4;
 
-/// The distance from which a lane joins the shared reader.
-const JOIN_DISTANCE: u64 = 2 * CHUNK_EVENTS;
+/// The distance from which a lane joins the shared reader: lanes that begin together join although the first of them lets
+/// the reader run ahead by a queue.
+const JOIN_DISTANCE: u64 = (QUEUE_CHUNKS as u64 + 2) * CHUNK_EVENTS;
 
 /// How long the reader waits for a lane whose queue is full. Only speed depends on it.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -35,6 +35,9 @@ use crate::log::reader::{Chunk, LogReader, StoredEvent};
 /// Lanes that read the log for themselves at the same time.
 pub const CATCH_UP_READERS: usize = 4;
 
+/// The most chunks that a lane reads for itself before it works on them.
+const CHUNKS_ALONE: usize = 4;
+
 /// Time between two looks for lanes without an owner.
 const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -564,8 +567,7 @@ impl Session<'_> {
         }
         let alone_to = lane.attached.unwrap_or_else(|| shared.horizon.position());
         if alone_to > lane.scanned_to {
-            let chunk = shared.readers.read(lane.scanned_to, alone_to).await.map_err(Failure::Transient)?;
-            return Ok(vec![Delivery::select(&lane.known, lane.id.lane, chunk)]);
+            return self.read_alone(lane, alone_to).await;
         }
         match shared.dispatcher.take(&lane.id, shared.batch_events) {
             Some(deliveries) => Ok(deliveries),
@@ -576,6 +578,20 @@ impl Session<'_> {
                 Ok(vec![Delivery::select(&lane.known, lane.id.lane, nothing)])
             }
         }
+    }
+
+    /// What a lane reads for itself, up to `until`: several chunks where it has few events in each, so that one transaction
+    /// does not have to be made for a few.
+    async fn read_alone(&self, lane: &Owned, until: u64) -> Result<Vec<Delivery>, Failure> {
+        let (mut deliveries, mut scanned_to, mut events) = (Vec::new(), lane.scanned_to, 0);
+        while scanned_to < until && events < self.shared.batch_events && deliveries.len() < CHUNKS_ALONE {
+            let chunk = self.shared.readers.read(scanned_to, until).await.map_err(Failure::Transient)?;
+            let delivery = Delivery::select(&lane.known, lane.id.lane, chunk);
+            scanned_to = delivery.scanned_to;
+            events += delivery.len();
+            deliveries.push(delivery);
+        }
+        Ok(deliveries)
     }
 
     /// What there is for a lane whose time has come: everything up to the horizon of that moment.
@@ -590,10 +606,7 @@ impl Session<'_> {
             shared.board.set(&lane.id, LaneState::Running, None);
         }
         match lane.run_to {
-            Some(run_to) if run_to > lane.scanned_to => {
-                let chunk = shared.readers.read(lane.scanned_to, run_to).await.map_err(Failure::Transient)?;
-                Ok(vec![Delivery::select(&lane.known, lane.id.lane, chunk)])
-            }
+            Some(run_to) if run_to > lane.scanned_to => self.read_alone(lane, run_to).await,
             _ => {
                 lane.run_to = None;
                 let reason = (lane.scanned_to == lane.position).then(|| "until its next time".to_owned());
