@@ -7,6 +7,7 @@
 #   make test          installs what is missing, builds, and runs all tests
 #   make soak-log      long forms of the proofs of the log, with fresh seeds; LOG_ROUNDS (default 200) says how long
 #   make soak-projections  long forms of the proofs of projections; PROJECTION_ROUNDS (100) and PHASE_ROUNDS (20)
+#   make soak-lanes    the same for lanes: changes of maps, ended sessions and zombies; LANE_ROUNDS (default 100) of each
 #   make demo          installs what is missing, builds, and shows a week of flights in three projections
 #   make demo-stop     ends the demo and keeps its data
 #   make demo-clean    removes the demo
@@ -19,7 +20,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test soak-log soak-projections bench-log bench-projections demo demo-stop demo-clean lint setup check-sql docs
+.PHONY: all build install installcheck test soak-log soak-projections soak-lanes bench-log bench-projections demo demo-stop demo-clean lint setup check-sql docs
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -96,6 +97,12 @@ soak-projections:
 	PROJECTION_ROUNDS=$(PROJECTION_ROUNDS) cargo test -p e2e --test folding -- --nocapture
 	PHASE_ROUNDS=$(PHASE_ROUNDS) cargo test -p e2e --test phases -- --nocapture
 	LANES_LONG_TESTS=1 cargo test -p e2e --test projections
+
+LANE_ROUNDS ?= 100
+
+# It prints its seed; LANE_SEED=… repeats the plan.
+soak-lanes:
+	LANE_ROUNDS=$(LANE_ROUNDS) LANE_SEED=$${LANE_SEED:-$$RANDOM} cargo test -p e2e --test lane_chaos each_event -- --nocapture
 
 bench-log:
 	cargo build --release -p ingestd -p bench

@@ -21,3 +21,4 @@ mod hashing;
 mod lane_lock;
 mod shard_key;
 mod shard_trigger;
+mod slot_map;

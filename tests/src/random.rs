@@ -80,7 +80,11 @@ pub fn seeds_of(part: &str, default: u64) -> Vec<u64> {
     }
 }
 
-fn environment_number(name: &str) -> Option<u64> {
+/// A number from the environment; none if it is not set.
+///
+/// # Panics
+/// If it is not a number.
+pub fn environment_number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not \"{text}\"")))
 }
