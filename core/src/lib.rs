@@ -10,5 +10,6 @@ pub mod hash;
 pub mod key;
 pub mod lane;
 pub mod log;
+pub mod page;
 pub mod projection;
 pub mod shard_key;

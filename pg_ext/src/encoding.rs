@@ -73,7 +73,7 @@ pub(crate) fn for_message(text: &str) -> String {
 }
 
 /// `text` in the database's encoding. Raises 22P05 for a character that it does not have.
-fn from_utf8(text: &str) -> Cow<'_, [u8]> {
+pub(crate) fn from_utf8(text: &str) -> Cow<'_, [u8]> {
     if database_encoding() == UTF8 {
         return Cow::Borrowed(text.as_bytes());
     }
@@ -139,6 +139,23 @@ impl Bytes<'_> {
     }
 }
 
+/// A `name` argument.
+pub(crate) struct Name<'fcx>(Text<'fcx>);
+
+impl Name<'_> {
+    /// The name as Rust sees it.
+    pub(crate) fn as_str(&self) -> Cow<'_, str> {
+        self.0.as_str()
+    }
+}
+
+impl FromDatum for Name<'_> {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _type: pg_sys::Oid) -> Option<Self> {
+        // SAFETY: the declaration in sql/install gives this argument the type name, a string with a zero byte at its end.
+        (!is_null).then(|| Name(Text::from_server(unsafe { CStr::from_ptr(datum.cast_mut_ptr()) })))
+    }
+}
+
 impl FromDatum for Text<'_> {
     unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _type: pg_sys::Oid) -> Option<Self> {
         // SAFETY: the declaration in sql/install gives this argument the type text.
@@ -170,6 +187,7 @@ macro_rules! argument {
 
 argument!(Text, "text");
 argument!(Bytes, "bytea");
+argument!(Name, "name");
 
 /// A `text` answer: UTF-8 here, in the database's encoding once it is handed over.
 pub(crate) struct TextAnswer(pub(crate) String);
