@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char};
 
-use lanes_core::page::order::{Column, Operators};
+use lanes_core::page::order::{Column, Operators, SortKey};
 use lanes_core::page::quote;
 use pgrx::datum::IntoDatum;
 use pgrx::fcinfo::direct_function_call;
@@ -52,6 +52,13 @@ impl TableColumn {
             operators: operators(self.type_id)?,
         })
     }
+
+    /// An ascending sort key of this column in a collation, or `None` if its type has no order.
+    pub(crate) fn sort_key(&self, collation: Oid) -> Option<SortKey> {
+        let column = Column { collation_id: collation.to_u32(), ..self.comparable()? };
+        let collation = (collation != self.collation_id).then(|| collation_name(collation)).flatten();
+        Some(SortKey { column, collation, is_descending: false, nulls_first: false })
+    }
 }
 
 impl Table {
@@ -66,7 +73,8 @@ impl Table {
         // SAFETY: looks up a table that exists.
         let (schema, name, kind) =
             unsafe { (pg_sys::get_rel_namespace(id), pg_sys::get_rel_name(id), pg_sys::get_rel_relkind(id)) };
-        let name = format!("{}.{}", quote(&schema_name(schema)), quote(&string(name)));
+        // SAFETY: two strings of Postgres's own; the lock keeps the table there.
+        let name = string(unsafe { pg_sys::quote_qualified_identifier(pg_sys::get_namespace_name(schema), name) });
         Table { id, name, is_partitioned: kind == pg_sys::RELKIND_PARTITIONED_TABLE as c_char, columns }
     }
 
@@ -75,13 +83,12 @@ impl Table {
         self.columns.iter().find(|column| column.name == name)
     }
 
-    /// The columns that tell any two rows apart, in the order and the collations of their index.
-    pub(crate) fn key(&self) -> Vec<Column> {
+    /// The columns that tell any two rows apart, in the order and the collations of their index. An error holds a column
+    /// whose type has no order.
+    pub(crate) fn key(&self) -> Result<Vec<SortKey>, &TableColumn> {
         let mut key: Vec<_> = self.columns.iter().filter_map(|column| Some((column.key?, column))).collect();
         key.sort_by_key(|((position, _), _)| *position);
-        let key = key.into_iter().filter_map(|((_, collation), column)| {
-            Some(Column { collation_id: collation.to_u32(), ..column.comparable()? })
-        });
+        let key = key.into_iter().map(|((_, collation), column)| column.sort_key(collation).ok_or(column));
         key.collect()
     }
 
@@ -146,7 +153,7 @@ pub(crate) fn find_collation(name: &[String]) -> Oid {
 }
 
 /// A collation's schema and name as SQL takes them.
-pub(crate) fn collation_name(id: Oid) -> Option<String> {
+fn collation_name(id: Oid) -> Option<String> {
     let (schema, name) = cached(SysCacheIdentifier::COLLOID, id, |row: &pg_sys::FormData_pg_collation| {
         (row.collnamespace, name_string(&row.collname))
     })?;

@@ -48,6 +48,11 @@ pub(crate) fn page_error(error: &PageError) -> ErrorReport {
     ErrorReport::new(code, for_message(&error.to_string()), "pg_lanes").set_hint(for_message(error.hint()))
 }
 
+/// Reports that the number of rows of a page is null.
+pub(crate) fn null_page_size() -> ErrorReport {
+    ErrorReport::new(PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED, "page_size must not be null", "pg_lanes")
+}
+
 /// Reports a type that is not that of a table's rows.
 pub(crate) fn no_row_type(type_name: &str) -> ErrorReport {
     ErrorReport::new(

@@ -21,8 +21,8 @@ use pgrx::{name, pg_extern};
 use crate::catalog::{self, Table, TableColumn};
 use crate::encoding::{Bytes, Jsonb, Name, Text, TextAnswer, from_utf8};
 use crate::error::{
-    missing_page_column, missing_secret, no_collations, no_order_of_type, no_page_time, no_row_type, page_error,
-    without_backtrace,
+    missing_page_column, missing_secret, no_collations, no_order_of_type, no_page_time, no_row_type, null_page_size,
+    page_error, without_backtrace,
 };
 use crate::query::{self, Row};
 
@@ -54,7 +54,6 @@ pgrx::impl_sql_translatable!(Item, "anyelement");
 
 #[pg_extern(sql = false)]
 #[expect(clippy::too_many_arguments, reason = "the function has so many in SQL, and pgrx takes one for each")]
-#[expect(clippy::type_complexity, reason = "pgrx reads the columns from the signature")]
 fn page(
     _row_type: Option<AnyElement>,
     order_by: Option<Text<'_>>,
@@ -68,7 +67,8 @@ fn page(
 ) -> Result<TableIterator<'static, (name!(item, Item), name!(cursor, Option<TextAnswer>))>, ErrorReport> {
     // Postgres's own errors, such as one about a value or a right, are meant for the client.
     without_backtrace(AssertUnwindSafe(|| {
-        let limit = check_page_size(page_size.unwrap_or_default()).map_err(|error| page_error(&error))?;
+        let page_size = page_size.ok_or_else(null_page_size)?;
+        let limit = check_page_size(page_size).map_err(|error| page_error(&error))?;
         let asked = Asked::read(fcinfo, order_by, filter, shard_column, true)?;
         let window = [time_from, time_to].map(|bound| bound.and_then(IntoDatum::into_datum));
         asked.check_window(&window)?;
@@ -132,7 +132,7 @@ impl Asked {
 
         let order: Result<Vec<SortKey>, ErrorReport> =
             columns.into_iter().map(|column| sort_key(&table, column)).collect();
-        let order = total_order(order?, table.key());
+        let order = total_order(order?, table.key().map_err(no_order)?);
         let operators: Result<Vec<Option<Operators>>, ErrorReport> =
             filter.iter().map(|condition| filter_operators(&table, condition)).collect();
         let shard = match &shard_column {
@@ -182,16 +182,13 @@ impl Asked {
         fingerprint: &Fingerprint,
     ) -> Result<Vec<PageRow>, ErrorReport> {
         let types: Vec<Oid> = self.order.iter().map(|key| Oid::from(key.column.type_id)).collect();
-        let place = match place {
-            // Its fingerprint says that it has a value for each sort key.
-            Some(values) => Some(with_plain_settings(|| -> Vec<Option<Datum>> {
-                types.iter().zip(values).map(|(of, value)| value.map(|value| input(*of, &value))).collect()
-            })),
-            None => None,
-        };
+        // Its fingerprint says that it has a value for each sort key.
+        let place: Option<Vec<Option<Datum>>> = place.map(|values| {
+            let values = types.iter().zip(values);
+            with_plain_settings(|| values.map(|(of, value)| value.map(|value| input(*of, &value))).collect())
+        });
         let after: Option<Vec<bool>> = place.as_ref().map(|values| values.iter().map(Option::is_none).collect());
-        let statement =
-            self.with_page(window.map(|bound| bound.is_some()), after.as_deref(), |page| page_statement(page));
+        let statement = self.with_page(window.map(|bound| bound.is_some()), after.as_deref(), page_statement);
 
         let mut parameters = Vec::new();
         for parameter in statement.parameters {
@@ -244,20 +241,16 @@ fn no_order(column: &TableColumn) -> ErrorReport {
 
 fn sort_key(table: &Table, named: SortColumn) -> Result<SortKey, ErrorReport> {
     let found = find(table, &named.column)?;
-    let mut column = found.comparable().ok_or_else(|| no_order(found))?;
-    let mut collation = None;
+    let mut collation = found.collation_id;
     if let Some(name) = &named.collation {
         if !catalog::is_collatable(found.type_id) {
             return Err(no_collations(&found.name, &catalog::type_name(found.type_id)));
         }
-        let id = catalog::find_collation(name);
-        if id != found.collation_id {
-            column.collation_id = id.to_u32();
-            collation = catalog::collation_name(id);
-        }
+        collation = catalog::find_collation(name);
     }
     let SortColumn { is_descending, nulls_first, .. } = named;
-    Ok(SortKey { column, collation, is_descending, nulls_first })
+    let key = found.sort_key(collation).ok_or_else(|| no_order(found))?;
+    Ok(SortKey { is_descending, nulls_first, ..key })
 }
 
 fn filter_operators(table: &Table, condition: &Condition) -> Result<Option<Operators>, ErrorReport> {

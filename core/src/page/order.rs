@@ -94,9 +94,9 @@ pub fn parse_order(order_by: &str) -> Result<Vec<SortColumn>, PageError> {
 ///
 /// Of a column that cannot be null the place of nulls is the direction's usual one, whatever was asked for, because the
 /// index of a usual order is then as good.
-pub fn total_order(named: Vec<SortKey>, key: Vec<Column>) -> Vec<SortKey> {
+pub fn total_order(named: Vec<SortKey>, key: Vec<SortKey>) -> Vec<SortKey> {
     let is_descending = named.last().is_some_and(|last| last.is_descending);
-    let key = key.into_iter().map(|column| SortKey { column, collation: None, is_descending, nulls_first: false });
+    let key = key.into_iter().map(|term| SortKey { is_descending, ..term });
     let mut order: Vec<SortKey> = Vec::new();
     for mut term in named.into_iter().chain(key) {
         let is_same = |other: &SortKey| {
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn the_key_makes_an_order_total_in_the_direction_of_its_last_column() {
-        let key = || vec![sort_key("a", 1, false, false, false).column, sort_key("b", 1, false, false, false).column];
+        let key = || vec![sort_key("a", 1, false, false, false), sort_key("b", 1, false, false, false)];
         let described = |order: Vec<SortKey>| -> Vec<(String, u32, bool, bool)> {
             order
                 .into_iter()
