@@ -6,7 +6,7 @@ use lanes_core::page::PageError;
 use lanes_core::page::cursor::{Query, fingerprint, open, seal};
 use lanes_core::page::filter::{Condition, parse_filter};
 use lanes_core::page::order::{Column, Operators, SortKey};
-use lanes_core::page::place::{Test, ranges_after};
+use lanes_core::page::place::{Difference, Range, ranges_after};
 use lanes_core::page::statement::{Page, Parameter, Source, index_statement, page_statement};
 use proptest::prelude::*;
 
@@ -46,18 +46,27 @@ fn compare(order: &[SortKey], left: &Row, right: &Row) -> Ordering {
     compared.fold(Ordering::Equal, Ordering::then)
 }
 
-/// What the SQL of a test says of a row: null is neither equal to a value nor beyond one.
-fn passes(test: Test, key: &SortKey, value: Option<u32>, place: Option<u32>) -> bool {
-    match test {
-        Test::Null => value.is_none(),
-        Test::NotNull => value.is_some(),
-        Test::Equal => value.is_some() && value == place,
-        Test::Beyond => match (value, place) {
-            (Some(value), Some(place)) if key.is_descending => value < place,
-            (Some(value), Some(place)) => value > place,
-            _ => false,
-        },
-    }
+/// What the SQL of a range says of a row: null is neither equal to a value nor beyond one, and of a row comparison the
+/// first columns that are not equal decide.
+fn is_in(range: Range, order: &[SortKey], row: &Row, place: &Row) -> bool {
+    let beyond = |end: usize| {
+        for at in range.at..end {
+            match (row[at], place[at]) {
+                (Some(value), Some(of_place)) if value != of_place => {
+                    return if order[at].is_descending { value < of_place } else { value > of_place };
+                }
+                (Some(_), Some(_)) => {}
+                _ => return false,
+            }
+        }
+        false
+    };
+    row[..range.at] == place[..range.at]
+        && match range.difference {
+            Difference::Null => row[range.at].is_none(),
+            Difference::NotNull => row[range.at].is_some(),
+            Difference::Beyond { end } => beyond(end),
+        }
 }
 
 fn orders_and_rows() -> impl Strategy<Value = (Vec<SortKey>, Vec<Row>)> {
@@ -87,32 +96,30 @@ fn orders_and_rows() -> impl Strategy<Value = (Vec<SortKey>, Vec<Row>)> {
 }
 
 proptest! {
-    /// One after another, each sorted by itself, the ranges after any row are the rest of the sorted rows.
+    /// A row is in one range if it comes after the place in the sorted rows, else in none.
     #[test]
     fn ranges_are_the_rows_after_a_place((order, mut rows) in orders_and_rows()) {
         rows.sort_by(|left, right| compare(&order, left, right));
         for (at, place) in rows.iter().enumerate() {
             let is_null: Vec<bool> = place.iter().map(Option::is_none).collect();
-            let mut after = Vec::new();
-            for range in ranges_after(&order, &is_null) {
-                after.extend(rows.iter().filter(|row| {
-                    range.iter().enumerate().all(|(key, test)| passes(*test, &order[key], row[key], place[key]))
-                }));
+            let ranges = ranges_after(&order, &is_null);
+            for (number, row) in rows.iter().enumerate() {
+                let within = ranges.iter().filter(|range| is_in(**range, &order, row, place)).count();
+                prop_assert_eq!(within, usize::from(number > at), "{:?} after {:?}", row, place);
             }
-            prop_assert_eq!(after, rows[at + 1..].iter().collect::<Vec<_>>(), "after {:?}", place);
         }
     }
 
-    /// Every range is a prefix of equalities with one other test behind it: one run of an index.
+    /// A row comparison has columns of one direction, none of which is null in the place.
     #[test]
-    fn ranges_are_runs_of_an_index((order, rows) in orders_and_rows()) {
+    fn row_comparisons_have_one_direction((order, rows) in orders_and_rows()) {
         for place in rows {
             let is_null: Vec<bool> = place.iter().map(Option::is_none).collect();
-            for range in ranges_after(&order, &is_null) {
-                let (_, prefix) = range.split_last().unwrap();
-                let same: Vec<Test> =
-                    is_null.iter().map(|is_null| if *is_null { Test::Null } else { Test::Equal }).collect();
-                prop_assert_eq!(prefix, &same[..prefix.len()]);
+            for Range { at, difference } in ranges_after(&order, &is_null) {
+                if let Difference::Beyond { end } = difference {
+                    prop_assert!(order[at..end].iter().all(|key| key.is_descending == order[at].is_descending));
+                    prop_assert!(!is_null[at..end].contains(&true));
+                }
             }
         }
     }
@@ -221,22 +228,24 @@ fn the_statement_reads_every_shard_and_splices_no_value() {
     let source = Source { table, shard: Some(&shard) };
     let collated =
         SortKey { collation: Some("\"pg_catalog\".\"C\"".to_owned()), ..sort_key("na\"me", false, true, true) };
-    let order = [collated, sort_key("id", false, false, false)];
+    let order = [collated, sort_key("a", false, false, false), sort_key("id", false, false, false)];
     let conditions = parse_filter(br#"[["status", "in", ["o'k", "x"]], ["doc", "is null"]]"#).unwrap();
     let filter: Vec<_> = conditions.into_iter().zip([Some(operators()), None]).collect();
-    let page = Page { source, order: &order, filter: &filter, window: [false; 2], after: Some(&[false, false]) };
+    let page = Page { source, order: &order, filter: &filter, window: [false; 2], after: Some(&[false; 3]) };
     let name = "(t.\"na\"\"me\" COLLATE \"pg_catalog\".\"C\")";
     let part = |shard: &str| {
         let head = format!(
-            "SELECT t.*::{table} AS item, {name} AS k0, t.\"id\" AS k1 FROM {table} AS t WHERE {shard} AND \
+            "SELECT t.*::{table} AS item, {name} AS k0, t.\"a\" AS k1, t.\"id\" AS k2 FROM {table} AS t WHERE {shard} AND \
              t.\"status\" OPERATOR(\"pg_catalog\".=) ANY (ARRAY[$2, $3]) AND t.\"doc\" IS NULL AND "
         );
-        let tail = format!("ORDER BY {name} DESC NULLS FIRST, t.\"id\" ASC NULLS LAST LIMIT $1");
+        let tail =
+            format!("ORDER BY {name} DESC NULLS FIRST, t.\"a\" ASC NULLS LAST, t.\"id\" ASC NULLS LAST LIMIT $1");
         format!(
             "SELECT r.* FROM (\
-             ({head}{name} OPERATOR(\"pg_catalog\".=) $4 AND t.\"id\" OPERATOR(\"pg_catalog\".>) $5 {tail}) UNION ALL \
-             ({head}{name} OPERATOR(\"pg_catalog\".<) $4 {tail})\
-             ) AS r ORDER BY r.k0 DESC NULLS FIRST, r.k1 ASC NULLS LAST LIMIT $1"
+             ({head}{name} OPERATOR(\"pg_catalog\".<) $4 {tail}) UNION ALL \
+             ({head}{name} OPERATOR(\"pg_catalog\".=) $4 AND \
+             ROW(t.\"a\", t.\"id\") OPERATOR(\"pg_catalog\".>) ROW($5, $6) {tail})\
+             ) AS r ORDER BY r.k0 DESC NULLS FIRST, r.k1 ASC NULLS LAST, r.k2 ASC NULLS LAST LIMIT $1"
         )
     };
     let statement = page_statement(&page);
@@ -247,8 +256,8 @@ fn the_statement_reads_every_shard_and_splices_no_value() {
              (SELECT t.\"shard_id\" FROM {table} AS t WHERE t.\"shard_id\" IS NOT NULL ORDER BY t.\"shard_id\" LIMIT 1) UNION ALL \
              SELECT (SELECT t.\"shard_id\" FROM {table} AS t WHERE t.\"shard_id\" OPERATOR(\"pg_catalog\".>) s.shard \
              ORDER BY t.\"shard_id\" LIMIT 1) FROM shards AS s WHERE s.shard IS NOT NULL) \
-             SELECT p.* FROM (SELECT l.* FROM shards AS s CROSS JOIN LATERAL ({}) AS l UNION ALL ({})) AS p \
-             ORDER BY p.k0 DESC NULLS FIRST, p.k1 ASC NULLS LAST LIMIT $1",
+             SELECT p.* FROM (SELECT l.* FROM shards AS s CROSS JOIN LATERAL ({}) AS l WHERE s.shard IS NOT NULL UNION ALL ({})) AS p \
+             ORDER BY p.k0 DESC NULLS FIRST, p.k1 ASC NULLS LAST, p.k2 ASC NULLS LAST LIMIT $1",
             part("t.\"shard_id\" OPERATOR(\"pg_catalog\".=) s.shard"),
             part("t.\"shard_id\" IS NULL")
         )
@@ -256,12 +265,19 @@ fn the_statement_reads_every_shard_and_splices_no_value() {
     let condition = |condition, value| Parameter::Condition { condition, value };
     assert_eq!(
         statement.parameters,
-        [Parameter::Limit, condition(0, 0), condition(0, 1), Parameter::Place(0), Parameter::Place(1)]
+        [
+            Parameter::Limit,
+            condition(0, 0),
+            condition(0, 1),
+            Parameter::Place(0),
+            Parameter::Place(1),
+            Parameter::Place(2)
+        ]
     );
     assert_eq!(
         index_statement(&page, true),
         format!(
-            "CREATE INDEX CONCURRENTLY ON {table} (\"shard_id\", \"na\"\"me\" COLLATE \"pg_catalog\".\"C\" DESC, \"id\")"
+            "CREATE INDEX CONCURRENTLY ON {table} (\"shard_id\", \"na\"\"me\" COLLATE \"pg_catalog\".\"C\" DESC, \"a\", \"id\")"
         )
     );
 }

@@ -65,6 +65,14 @@ pub struct SortKey {
     pub nulls_first: bool,
 }
 
+impl SortKey {
+    /// The operator that tells a value that comes later from one that comes earlier.
+    pub fn beyond(&self) -> &str {
+        let operators = &self.column.operators;
+        if self.is_descending { &operators.less } else { &operators.greater }
+    }
+}
+
 /// Reads `order_by`. An empty one names no column.
 ///
 /// # Errors

@@ -12,7 +12,7 @@ use std::fmt::Write;
 
 use super::filter::{Comparison, Condition};
 use super::order::{Column, Operators, SortKey};
-use super::place::{Test, ranges_after};
+use super::place::{Difference, Range, ranges_after};
 use super::quote;
 
 /// What the rows are read from.
@@ -78,7 +78,7 @@ pub fn page_statement(page: &Page<'_>) -> Statement {
         Some(column) => {
             let name = format!("t.{}", quote(&column.name));
             let Operators { equal, greater, .. } = &column.operators;
-            // Steps from one shard to the next by the index. Its last row is null, which equals nothing.
+            // Steps from one shard to the next by the index. Its last row is null and no shard.
             let shards = format!(
                 "WITH RECURSIVE shards (shard) AS (\
                  (SELECT {name} FROM {table} AS t WHERE {name} IS NOT NULL ORDER BY {name} LIMIT 1) UNION ALL \
@@ -86,7 +86,7 @@ pub fn page_statement(page: &Page<'_>) -> Statement {
                  FROM shards AS s WHERE s.shard IS NOT NULL) "
             );
             let mut parts = format!(
-                "SELECT l.* FROM shards AS s CROSS JOIN LATERAL ({}) AS l",
+                "SELECT l.* FROM shards AS s CROSS JOIN LATERAL ({}) AS l WHERE s.shard IS NOT NULL",
                 part(Some(format!("{name} {equal} s.shard")))
             );
             if column.is_nullable {
@@ -168,19 +168,24 @@ impl Writer<'_> {
             .enumerate()
             .map(|(at, is_null)| (!is_null).then(|| self.bind(Parameter::Place(at))))
             .collect();
-        let condition = |at: usize, test: Test| {
-            let (key, column) = (&order[at], column_of(&order[at]));
-            let operators = &key.column.operators;
-            let beyond = if key.is_descending { &operators.less } else { &operators.greater };
-            match (test, &values[at]) {
-                (Test::Equal, Some(value)) => format!("{column} {} {value}", operators.equal),
-                (Test::Beyond, Some(value)) => format!("{column} {beyond} {value}"),
-                (Test::NotNull, _) => format!("{column} IS NOT NULL"),
-                (Test::Null | Test::Equal | Test::Beyond, _) => format!("{column} IS NULL"),
+        let same = |at: usize| match &values[at] {
+            Some(value) => format!("{} {} {value}", column_of(&order[at]), order[at].column.operators.equal),
+            None => format!("{} IS NULL", column_of(&order[at])),
+        };
+        let differs = |Range { at, difference }: Range| match difference {
+            Difference::Beyond { end } => {
+                let columns: Vec<String> = order[at..end].iter().map(column_of).collect();
+                let values: Vec<&str> = values[at..end].iter().flatten().map(String::as_str).collect();
+                match (columns.as_slice(), values.as_slice()) {
+                    ([column], [value]) => format!("{column} {} {value}", order[at].beyond()),
+                    _ => format!("ROW({}) {} ROW({})", columns.join(", "), order[at].beyond(), values.join(", ")),
+                }
             }
+            Difference::Null => format!("{} IS NULL", column_of(&order[at])),
+            Difference::NotNull => format!("{} IS NOT NULL", column_of(&order[at])),
         };
         let ranges = ranges_after(order, is_null).into_iter();
-        ranges.map(|tests| tests.into_iter().enumerate().map(|(at, test)| condition(at, test)).collect()).collect()
+        ranges.map(|range| (0..range.at).map(same).chain([differs(range)]).collect()).collect()
     }
 
     /// The first rows of one shard, or of the table.
