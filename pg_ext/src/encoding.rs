@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use pgrx::callconv::{Arg, ArgAbi, BoxRet, FcInfo};
-use pgrx::datum::{Datum, FromDatum, IntoDatum};
+use pgrx::datum::{Datum, FromDatum, IntoDatum, UnboxDatum};
 use pgrx::fcinfo::direct_function_call_as_datum;
 use pgrx::pg_sys::{self, pg_enc};
 use pgrx::varlena::{varatt_is_1b, varatt_is_1b_e, varatt_is_4b_u, varlena_to_byte_slice};
@@ -160,6 +160,22 @@ impl FromDatum for Text<'_> {
     unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _type: pg_sys::Oid) -> Option<Self> {
         // SAFETY: the declaration in sql/install gives this argument the type text.
         (!is_null).then(|| Text(to_utf8(unsafe { stored_bytes(datum) })))
+    }
+}
+
+// SAFETY: an element of a text[] is a text; the answer borrows it no longer than the array lives.
+unsafe impl UnboxDatum for Text<'_> {
+    type As<'src>
+        = Text<'src>
+    where
+        Self: 'src;
+
+    unsafe fn unbox<'src>(datum: Datum<'src>) -> Text<'src>
+    where
+        Self: 'src,
+    {
+        // SAFETY: the declaration in sql/install gives the array the type text[], and pgrx passes no null here.
+        Text(to_utf8(unsafe { stored_bytes(datum.sans_lifetime()) }))
     }
 }
 

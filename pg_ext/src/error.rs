@@ -6,6 +6,7 @@ use lanes_core::lane::LaneError;
 use lanes_core::page::PageError;
 use lanes_core::projection::DefinitionError;
 use lanes_core::shard_key::ShardKeyError;
+use lanes_core::slot_map::SlotMapError;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReport};
 use pgrx::{PgLogLevel, PgSqlErrorCode, PgTryBuilder};
 
@@ -31,6 +32,43 @@ pub(crate) fn shard_key_error(error: &ShardKeyError) -> ErrorReport {
         ShardKeyError::TooMany(_) => PgSqlErrorCode::ERRCODE_NUMERIC_VALUE_OUT_OF_RANGE,
     };
     ErrorReport::new(code, for_message(&error.to_string()), "pg_lanes").set_hint(for_message(error.hint()))
+}
+
+/// Reports what a caller asked of a map of slots that has no answer.
+pub(crate) fn slot_map_error(error: &SlotMapError) -> ErrorReport {
+    let code = match error {
+        SlotMapError::NoSuchLane(_) => PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+        SlotMapError::LanesFull | SlotMapError::TooFine(_) => PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+        SlotMapError::Slots(_)
+        | SlotMapError::Lanes(_)
+        | SlotMapError::LaneNumber(_)
+        | SlotMapError::NoSuchSlot { .. }
+        | SlotMapError::SameLane(_)
+        | SlotMapError::WeightCount { .. }
+        | SlotMapError::Weight(_)
+        | SlotMapError::NotRefined { .. } => PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+    };
+    ErrorReport::new(code, for_message(&error.to_string()), "pg_lanes").set_hint(for_message(error.hint()))
+}
+
+/// Reports a null in an array that has to be full.
+pub(crate) fn null_element(array: &str) -> ErrorReport {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+        for_message(&format!("{array} must not contain null")),
+        "pg_lanes",
+    )
+}
+
+/// Reports arrays that do not hold the same events.
+pub(crate) fn unequal_arrays(lengths: &[usize]) -> ErrorReport {
+    let lengths: Vec<String> = lengths.iter().map(usize::to_string).collect();
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_ARRAY_ELEMENT_ERROR,
+        for_message(&format!("arrays of events must have one length, not {}", lengths.join(", "))),
+        "pg_lanes",
+    )
+    .set_hint("Pass one element for each event in each of the arrays.")
 }
 
 /// Reports what a caller asked of a page that has no answer.

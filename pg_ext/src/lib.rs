@@ -24,3 +24,4 @@ mod page;
 mod query;
 mod shard_key;
 mod shard_trigger;
+mod slot_map;

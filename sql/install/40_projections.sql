@@ -31,7 +31,7 @@ BEGIN
         RAISE EXCEPTION USING
             ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = 'no log is registered that the projections could read',
-            HINT = 'Start ingestd and use ingestd apply, which registers its log.';
+            HINT = 'Start ingestd and use ingestd apply, which registers its log, or make a table of events a log: lanes.register_log.';
     ELSIF this_log IS NULL THEN
         RAISE EXCEPTION USING
             ERRCODE = 'object_not_in_prerequisite_state',
@@ -72,13 +72,17 @@ BEGIN
         END IF;
 
         -- Another session's uncommitted row of this name is waited for.
-        INSERT INTO lanes.projection (name, version, log_id, definition, lanes, slots, target_table)
-        VALUES (checked.name, 1, this_log, checked.definition, checked.lanes, checked.slots, target)
+        INSERT INTO lanes.projection (name, version, log_id, definition, lanes, slots, target_table, slot_lanes)
+        VALUES (checked.name, 1, this_log, checked.definition, checked.lanes, checked.slots, target,
+            (SELECT pg_catalog.array_agg(s % checked.lanes ORDER BY s) FROM pg_catalog.generate_series(0, checked.slots - 1) AS s))
         ON CONFLICT ON CONSTRAINT projection_key DO NOTHING;
 
         IF FOUND THEN
-            INSERT INTO lanes.checkpoint (projection, version, lane, log_id)
-            SELECT checked.name, 1, n, this_log FROM pg_catalog.generate_series(0, checked.lanes - 1) AS n;
+            -- The ticks of an events table begin at 1; other logs have none.
+            INSERT INTO lanes.checkpoint (projection, version, lane, log_id, tick)
+            SELECT checked.name, 1, n, this_log,
+                (SELECT pg_catalog.count(*) FROM lanes.events_table AS e WHERE e.log_id = this_log)
+            FROM pg_catalog.generate_series(0, checked.lanes - 1) AS n;
             define_in.created := true;
         ELSE
             SELECT p.* INTO STRICT existing FROM lanes.projection AS p WHERE p.name = checked.name AND p.version = 1;
@@ -87,6 +91,8 @@ BEGIN
             FROM pg_catalog.jsonb_each(existing.definition) AS old
             FULL JOIN pg_catalog.jsonb_each(checked.definition) AS new ON new.key = old.key
             WHERE old.value IS DISTINCT FROM new.value
+              -- The document follows a resize, and one that does not undoes none.
+              AND (COALESCE(old.key, new.key) <> 'lanes' OR checked.lanes <> existing.lanes)
               -- How a projection is worked on changes no row, so it may change in place.
               AND COALESCE(old.key, new.key) <> ALL ('{type,processing,checkpointing,retry,priority,indexes}');
             IF difference IS NOT NULL THEN
@@ -101,7 +107,10 @@ BEGIN
                     ERRCODE = 'object_not_in_prerequisite_state',
                     MESSAGE = pg_catalog.format('projection "%s" is already defined differently', checked.name),
                     DETAIL = difference,
-                    HINT = 'The rows would have to be built anew: define it under another name. Only type, processing, checkpointing, retry, priority and indexes change in place.';
+                    HINT = CASE WHEN difference = 'These parts differ: lanes.'
+                        THEN pg_catalog.format('The number of lanes changes while they work: SELECT lanes.resize(%L, %s).',
+                            checked.name, checked.lanes)
+                        ELSE 'The rows would have to be built anew: define it under another name. Only type, processing, checkpointing, retry, priority and indexes change in place.' END;
             END IF;
             UPDATE lanes.projection AS p SET definition = checked.definition
             WHERE p.name = existing.name AND p.version = existing.version AND p.definition <> checked.definition;

@@ -45,6 +45,7 @@ CREATE TABLE lanes.parked_event (
     event_ts     bigint      NOT NULL,
     payload      text        NOT NULL,
     parked_at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    tick         bigint      NOT NULL DEFAULT 0,
     CONSTRAINT parked_event_key PRIMARY KEY (projection, version, slot, key_hash, "position"),
     CONSTRAINT parked_event_position CHECK ("position" > 0)
 );
@@ -59,6 +60,7 @@ COMMENT ON COLUMN lanes.parked_event.event_key IS 'The event''s key';
 COMMENT ON COLUMN lanes.parked_event.event_ts IS 'The event''s time in milliseconds since 1970 UTC';
 COMMENT ON COLUMN lanes.parked_event.payload IS 'The event''s payload, byte for byte';
 COMMENT ON COLUMN lanes.parked_event.parked_at IS 'When the event was put here';
+COMMENT ON COLUMN lanes.parked_event.tick IS 'With position, the event''s place: the tick of an events table; 0 in a log of ingestd';
 SELECT pg_catalog.pg_extension_config_dump('lanes.parked_event', '');
 CREATE INDEX parked_event_position_index ON lanes.parked_event (projection, version, "position");
 
@@ -109,7 +111,7 @@ BEGIN
         CASE WHEN k.next_try_at IS NOT NULL THEN GREATEST(pg_catalog.ceil(
             pg_catalog.date_part('epoch', k.next_try_at - pg_catalog.clock_timestamp()) * 1000), 0)::bigint END
     FROM lanes.parked_key AS k
-    WHERE k.projection = defined.name AND k.version = defined.version AND k.slot % defined.lanes = parked_keys.lane
+    WHERE k.projection = defined.name AND k.version = defined.version AND defined.slot_lanes[k.slot + 1] = parked_keys.lane
     ORDER BY k.next_try_at NULLS LAST, k.slot, k.key;
 END
 $$;
@@ -119,7 +121,7 @@ REVOKE ALL ON FUNCTION lanes.parked_keys(text, int) FROM PUBLIC;
 
 CREATE FUNCTION lanes.park(projection text, lane int, epoch bigint, slots int[], keys text[], positions bigint[],
                            types text[], event_keys text[], times bigint[], payloads text[], sqlstates text[],
-                           errors text[], retry_after_ms bigint) RETURNS bigint
+                           errors text[], retry_after_ms bigint, ticks bigint[] DEFAULT NULL) RETURNS bigint
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -134,35 +136,37 @@ BEGIN
     WHERE e.error IS NOT NULL
     ORDER BY e.slot, e.key
     ON CONFLICT ON CONSTRAINT parked_key_key DO NOTHING;
-    INSERT INTO lanes.parked_event (projection, version, slot, key_hash, "position", event_type, event_key, event_ts, payload)
+    INSERT INTO lanes.parked_event
+        (projection, version, slot, key_hash, tick, "position", event_type, event_key, event_ts, payload)
     SELECT locked.projection, locked.version, e.slot, pg_catalog.sha256(pg_catalog.convert_to(e.key, 'UTF8')),
-        e."position", e.event_type, e.event_key, e.event_ts, e.payload
-    FROM unnest(park.slots, park.keys, park.positions, park.types, park.event_keys, park.times, park.payloads)
-        AS e (slot, key, "position", event_type, event_key, event_ts, payload);
+        COALESCE(e.tick, 0), e."position", e.event_type, e.event_key, e.event_ts, e.payload
+    FROM unnest(park.slots, park.keys, park.positions, park.types, park.event_keys, park.times, park.payloads,
+        park.ticks) AS e (slot, key, "position", event_type, event_key, event_ts, payload, tick);
     SELECT pg_catalog.count(*) INTO parked
     FROM lanes.parked_event AS p
     WHERE p.projection = locked.projection AND p.version = locked.version;
     RETURN parked;
 END
 $$;
-COMMENT ON FUNCTION lanes.park(text, int, bigint, int[], text[], bigint[], text[], text[], bigint[], text[], text[], text[], bigint) IS
+COMMENT ON FUNCTION lanes.park(text, int, bigint, int[], text[], bigint[], text[], text[], bigint[], text[], text[], text[], bigint, bigint[]) IS
     'Puts events aside in the transaction of a batch: one with an error parks its key, the others wait behind it. Returns how many events of the projection wait';
-REVOKE ALL ON FUNCTION lanes.park(text, int, bigint, int[], text[], bigint[], text[], text[], bigint[], text[], text[], text[], bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION lanes.park(text, int, bigint, int[], text[], bigint[], text[], text[], bigint[], text[], text[], text[], bigint, bigint[]) FROM PUBLIC;
 
 CREATE FUNCTION lanes.parked_events(projection text, slot int, key text, maximum int)
-    RETURNS TABLE ("position" bigint, event_type text, event_key text, event_ts bigint, payload text, attempts int)
+    RETURNS TABLE ("position" bigint, event_type text, event_key text, event_ts bigint, payload text, attempts int,
+                   tick bigint)
     VOLATILE PARALLEL UNSAFE ROWS 100 LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     defined lanes.projection := lanes.find_projection(parked_events.projection);
 BEGIN
     RETURN QUERY
-    SELECT p."position", p.event_type, p.event_key, p.event_ts, p.payload, k.attempts
+    SELECT p."position", p.event_type, p.event_key, p.event_ts, p.payload, k.attempts, p.tick
     FROM lanes.parked_key AS k
     JOIN lanes.parked_event AS p USING (projection, version, slot, key_hash)
     WHERE k.projection = defined.name AND k.version = defined.version AND k.slot = parked_events.slot
       AND k.key_hash = pg_catalog.sha256(pg_catalog.convert_to(parked_events.key, 'UTF8'))
-    ORDER BY p."position"
+    ORDER BY p.tick, p."position"
     LIMIT parked_events.maximum;
 END
 $$;
@@ -171,7 +175,8 @@ COMMENT ON FUNCTION lanes.parked_events(text, int, text, int) IS
 REVOKE ALL ON FUNCTION lanes.parked_events(text, int, text, int) FROM PUBLIC;
 
 CREATE FUNCTION lanes.unpark(projection text, lane int, epoch bigint, slot int, key text, applied_to bigint,
-                             sqlstate text DEFAULT NULL, error text DEFAULT NULL, retry_after_ms bigint DEFAULT NULL)
+                             sqlstate text DEFAULT NULL, error text DEFAULT NULL, retry_after_ms bigint DEFAULT NULL,
+                             applied_to_tick bigint DEFAULT 0)
     RETURNS boolean
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -182,7 +187,7 @@ DECLARE
 BEGIN
     DELETE FROM lanes.parked_event AS p
     WHERE p.projection = locked.projection AND p.version = locked.version AND p.slot = unpark.slot
-      AND p.key_hash = hash AND p."position" <= unpark.applied_to;
+      AND p.key_hash = hash AND (p.tick, p."position") <= (unpark.applied_to_tick, unpark.applied_to);
     GET DIAGNOSTICS moved = ROW_COUNT;
     IF NOT EXISTS (
         SELECT FROM lanes.parked_event AS p
@@ -205,9 +210,9 @@ BEGIN
     RETURN false;
 END
 $$;
-COMMENT ON FUNCTION lanes.unpark(text, int, bigint, int, text, bigint, text, text, bigint) IS
+COMMENT ON FUNCTION lanes.unpark(text, int, bigint, int, text, bigint, text, text, bigint, bigint) IS
     'After a retry, in its transaction: takes out the events of a parked key that were applied, and frees the key if that was all (true); else notes the failure of the next one and when it is tried again (retry_after_ms null: when asked for)';
-REVOKE ALL ON FUNCTION lanes.unpark(text, int, bigint, int, text, bigint, text, text, bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION lanes.unpark(text, int, bigint, int, text, bigint, text, text, bigint, bigint) FROM PUBLIC;
 
 CREATE FUNCTION lanes.skip_failed(projection text, lane int, epoch bigint, keys text[], positions bigint[], types text[],
                                   event_keys text[], times bigint[], payloads text[], sqlstates text[], errors text[])

@@ -3,7 +3,7 @@ CREATE ROLE upgrade_worker_3;
 GRANT SELECT ON lanes.log, lanes.projection TO upgrade_worker_3;
 GRANT SELECT, UPDATE ON lanes.checkpoint TO upgrade_worker_3;
 GRANT SELECT, INSERT, UPDATE, DELETE ON lanes.parked_key, lanes.parked_event TO upgrade_worker_3;
-GRANT EXECUTE ON FUNCTION lanes.claim, lanes.begin_batch, lanes.commit_batch, lanes.park, lanes.unpark TO upgrade_worker_3;
+GRANT EXECUTE ON FUNCTION lanes.claim, lanes.release, lanes.begin_batch, lanes.commit_batch, lanes.park, lanes.unpark TO upgrade_worker_3;
 INSERT INTO lanes.log (log_id, horizon) VALUES ('00000000-0000-0000-0000-00000000000a', 90);
 SELECT * FROM lanes.define('{"projections": {"orders": {
     "source_events": ["ORDER_PLACED"], "lanes": 2, "lane_key": "event.order_id",

@@ -258,14 +258,20 @@ impl Projection {
         self.statements.iter().any(Option::is_some)
     }
 
-    /// The slot among the projection's `slots`, and the key in that slot under which an event is parked. An event whose
-    /// lane key cannot be text is parked in slot 0 under the payload's spelling of it.
-    pub fn parking_place(&self, view: &EventView<'_>, slots: u32) -> (u32, String) {
+    /// The slot among the projection's `slots` of an event of a source type, and its lane key; slot 0 for one without.
+    /// If the lane key cannot be text, it is in slot 0 too, by the payload's spelling of it.
+    pub fn slot_and_key(&self, view: &EventView<'_>, slots: u32) -> (u32, Option<String>) {
         match self.lane_key_of(view) {
-            Ok(Some(key)) => (lane::slot_of(key.as_bytes(), slots), key.into_owned()),
-            Ok(None) => (0, String::new()),
-            Err(_) => (0, view.spelling(&self.lane_key)),
+            Ok(Some(key)) => (lane::slot_of(key.as_bytes(), slots), Some(key.into_owned())),
+            Ok(None) => (0, None),
+            Err(_) => (0, Some(view.spelling(&self.lane_key))),
         }
+    }
+
+    /// The slot, and the key in that slot under which an event is parked.
+    pub fn parking_place(&self, view: &EventView<'_>, slots: u32) -> (u32, String) {
+        let (slot, key) = self.slot_and_key(view, slots);
+        (slot, key.unwrap_or_default())
     }
 
     /// The number of slots at the start.

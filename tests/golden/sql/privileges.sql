@@ -22,10 +22,20 @@ SELECT count(*) >= 0 AS readable FROM lanes.status;
 RESET ROLE;
 -- A worker with the grants that sql/README.md names, and no more, can do its work.
 CREATE ROLE golden_worker;
-GRANT SELECT ON lanes.log, lanes.projection TO golden_worker;
+GRANT SELECT ON lanes.log, lanes.projection, lanes.events_table, lanes.tick, lanes.reshaping TO golden_worker;
 GRANT SELECT, UPDATE ON lanes.checkpoint TO golden_worker;
-GRANT EXECUTE ON FUNCTION lanes.claim, lanes.release, lanes.begin_batch, lanes.commit_batch, lanes.stop_lane,
-    lanes.lock_lane, lanes.take_lane_lock, lanes.give_up_lane_lock TO golden_worker;
+GRANT SELECT, INSERT, UPDATE, DELETE ON lanes.worker, lanes.parked_key, lanes.parked_event TO golden_worker;
+GRANT SELECT, INSERT, UPDATE ON lanes.skipped_event TO golden_worker;
+GRANT EXECUTE ON FUNCTION lanes.claim, lanes.claim_batch, lanes.take_lane, lanes.end_session, lanes.release, lanes.heartbeat,
+    lanes.goodbye, lanes.begin_batch, lanes.open_batch, lanes.read_batch, lanes.commit_batch, lanes.finish_reshaping,
+    lanes.stop_lane, lanes.stop_at_event, lanes.parked_keys, lanes.parked_events, lanes.park, lanes.unpark, lanes.skip_failed,
+    lanes.skips_ahead, lanes.lock_lane, lanes.take_lane_lock, lanes.give_up_lane_lock TO golden_worker;
+-- So that it may also change a map when the lanes that a change involves have come to their stop, and tick:
+GRANT UPDATE ON lanes.projection, lanes.log TO golden_worker;
+GRANT INSERT ON lanes.checkpoint TO golden_worker;
+GRANT DELETE ON lanes.reshaping TO golden_worker;
+GRANT INSERT, DELETE ON lanes.tick TO golden_worker;
+GRANT EXECUTE ON FUNCTION lanes.apply_map, lanes.tick TO golden_worker;
 SET ROLE golden_worker;
 BEGIN;
 SELECT lane FROM lanes.claim('orders', 'w', '00000000-0000-0000-0000-00000000000a') \gset
