@@ -73,13 +73,12 @@ fn page(
         let window = [time_from, time_to].map(|bound| bound.and_then(IntoDatum::into_datum));
         asked.check_window(&window)?;
         let fingerprint = asked.fingerprint(&window);
-        let place = match &cursor {
-            Some(cursor) => {
-                Some(cursor::open(cursor.bytes(), &fingerprint, &secret()?).map_err(|error| page_error(&error))?)
-            }
-            None => None,
+        let Some(cursor) = &cursor else {
+            return Ok(TableIterator::new(asked.rows(limit, window, None, &fingerprint, None)?));
         };
-        Ok(TableIterator::new(asked.rows(limit, window, place, &fingerprint)?))
+        let key = secret()?;
+        let place = cursor::open(cursor.bytes(), &fingerprint, &key).map_err(|error| page_error(&error))?;
+        Ok(TableIterator::new(asked.rows(limit, window, Some(place), &fingerprint, Some(key))?))
     }))
 }
 
@@ -173,13 +172,14 @@ impl Asked {
         use_page(&Page { source, order: &self.order, filter: &filter, window, after })
     }
 
-    /// The rows of the page that begins after `place`, and their cursors.
+    /// The rows of the page that begins after `place`, and their cursors. `key` signs them, if it has been read.
     fn rows(
         &self,
         limit: i64,
         window: [Option<Datum>; 2],
         place: Option<Vec<Option<Vec<u8>>>>,
         fingerprint: &Fingerprint,
+        key: Option<Vec<u8>>,
     ) -> Result<Vec<PageRow>, ErrorReport> {
         let types: Vec<Oid> = self.order.iter().map(|key| Oid::from(key.column.type_id)).collect();
         // Its fingerprint says that it has a value for each sort key.
@@ -219,7 +219,11 @@ impl Asked {
         });
         // The last row of all has no cursor: nothing comes after it.
         let with_cursor = if has_more { rows.len() } else { rows.len().saturating_sub(1) };
-        let key = if with_cursor > 0 { secret()? } else { Vec::new() };
+        let key = match key {
+            Some(key) => key,
+            None if with_cursor > 0 => secret()?,
+            None => Vec::new(),
+        };
         let rows = rows.into_iter().enumerate().map(|(at, (item, place))| {
             let cursor = (at < with_cursor).then(|| {
                 let place: Vec<Option<&[u8]>> = place.iter().map(Option::as_deref).collect();

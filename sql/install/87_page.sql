@@ -65,14 +65,14 @@ BEGIN
     WHERE s.source = page_columns.source
     ORDER BY EXISTS (
         SELECT FROM pg_catalog.pg_index AS i
-        WHERE i.indrelid = s.source AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = a.attnum) DESC,
+        WHERE i.indrelid = page_columns.source AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = a.attnum) DESC,
         s.state = 'ready' DESC, s.shard_column LIMIT 1;
 
     RETURN QUERY
     SELECT a.attname, a.atttypid, a.attcollation, NOT a.attnotnull, k.at + 1, i.indcollation[k.at],
         COALESCE(a.attname = shard_name, false), EXISTS (
             SELECT FROM pg_catalog.pg_index AS l
-            WHERE l.indrelid = a.attrelid AND l.indisvalid AND l.indpred IS NULL AND l.indkey[0] = a.attnum)
+            WHERE l.indrelid = page_columns.source AND l.indisvalid AND l.indpred IS NULL AND l.indkey[0] = a.attnum)
     FROM pg_catalog.pg_attribute AS a
     JOIN pg_catalog.pg_index AS i ON i.indexrelid = key_index
     LEFT JOIN LATERAL (

@@ -18,6 +18,7 @@ async fn main() {
     cluster.create_database("bench");
     let client = cluster.connect("bench").await;
     client.batch_execute("SET max_parallel_workers_per_gather = 0; SET jit = off").await.expect("settings");
+    pages(&client, pairs).await;
     counters(&cluster, pairs);
     hashing(&client, pairs).await;
     trigger(&client, pairs).await;
@@ -55,6 +56,48 @@ async fn hashing(client: &Client, pairs: usize) {
             }
             println!("{call} / hashtextextended(k, 0) % 16, keys of {length} bytes: {:.2}", median(ratios));
         }
+    }
+}
+
+/// Page 10 000 against page 1, and against what OFFSET makes of it, by 50 rows over 16 row shards.
+async fn pages(client: &Client, pairs: usize) {
+    let table = "CREATE UNLOGGED TABLE feed (id bigint PRIMARY KEY, created timestamptz NOT NULL, note text);
+        SELECT lanes.add_shard_column('feed', 'id', 16);
+        INSERT INTO feed SELECT i, 'epoch'::timestamptz + i * 7919 % 100000 * interval '1 s', repeat('x', 40)
+            FROM generate_series(1::bigint, 600000) AS i;
+        CREATE INDEX ON feed (shard_id, created, id);
+        CREATE INDEX ON feed (created, id);
+        VACUUM ANALYZE feed";
+    for statement in table.split(';') {
+        client.batch_execute(statement).await.expect("a feed");
+    }
+    client.batch_execute("CALL lanes.backfill_shard_column('feed')").await.expect("checked and NOT NULL");
+    let mut place: Option<String> = None;
+    for rows in std::iter::repeat_n(10_000, 49).chain([9_950]) {
+        let last =
+            format!("SELECT cursor FROM lanes.page(NULL::feed, 'created', {rows}, cursor => $1) OFFSET {}", rows - 1);
+        place = client.query_one(&last, &[&place]).await.expect("a page").get(0);
+    }
+    let place = place.expect("more rows follow");
+    let plain = |offset: u32| format!("(SELECT f FROM feed AS f ORDER BY created, id LIMIT 50 OFFSET {offset}) AS p");
+    let page = |cursor: &str| format!("lanes.page(NULL::feed, 'created', 50, cursor => {cursor})");
+    let (first, deep) = (page("NULL"), page(&format!("'{place}'")));
+    let (plain_first, plain_deep) = (plain(0), plain(499_950));
+    let check =
+        format!("SELECT array_agg((p.item).id) = (SELECT array_agg((p.f).id) FROM {plain_deep}) FROM {deep} AS p");
+    assert!(client.query_one(&check, &[]).await.expect("both").get::<_, bool>(0), "the same 50 rows");
+    for (what, ours, theirs, times) in [
+        ("page 10 000 / page 1", &deep, &first, 100),
+        ("OFFSET 499 950 / page 10 000", &plain_deep, &deep, 5),
+        ("page 1 / LIMIT by an index without shards", &first, &plain_first, 100),
+    ] {
+        let run =
+            |from: &str| format!("DO $$ BEGIN FOR i IN 1..{times} LOOP PERFORM count(*) FROM {from}; END LOOP; END $$");
+        let mut ratios = Vec::new();
+        for _ in 0..pairs {
+            ratios.push(seconds(client, &run(ours)).await / seconds(client, &run(theirs)).await);
+        }
+        println!("{what}: {:.2}", median(ratios));
     }
 }
 
