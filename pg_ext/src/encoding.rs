@@ -20,6 +20,7 @@ const UTF8: i32 = pg_enc::PG_UTF8 as i32;
 
 /// The encoding of the database, read once: it cannot change while a session lives, and asking costs as much as
 /// hashing a short key.
+#[inline]
 fn database_encoding() -> i32 {
     const UNREAD: i32 = -1;
     static ENCODING: AtomicI32 = AtomicI32::new(UNREAD);
@@ -35,6 +36,7 @@ fn database_encoding() -> i32 {
 }
 
 /// `bytes` of the database's encoding in UTF-8. Raises 22021 for bytes that have no meaning in it.
+#[inline]
 fn to_utf8(bytes: &[u8]) -> Cow<'_, [u8]> {
     if database_encoding() == UTF8 {
         return Cow::Borrowed(bytes);
@@ -97,6 +99,7 @@ pub(crate) fn from_utf8(text: &str) -> Cow<'_, [u8]> {
 ///
 /// # Safety
 /// `datum` is a `bytea` or `text` that is not null and outlives `'fcx`.
+#[inline]
 unsafe fn stored_bytes<'fcx>(datum: pg_sys::Datum) -> &'fcx [u8] {
     let pointer = datum.cast_mut_ptr::<pg_sys::varlena>();
     // SAFETY: the caller promises a varlena. Only forms that Postgres itself reads in place are read in place; the

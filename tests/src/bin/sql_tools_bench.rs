@@ -1,5 +1,5 @@
 //! Speed of the SQL tools as ratios within one run, on a throw-away cluster with the installed extension:
-//! `cargo run -p e2e --bin sql_tools_bench [pairs]`. Medians of pairs that are measured in turn, because a
+//! `cargo run -p e2e --bin sql_tools_bench [pairs [part]]`. Medians of pairs that are measured in turn, because a
 //! machine that others use is fast and slow by turns.
 
 use std::io::Write;
@@ -18,10 +18,23 @@ async fn main() {
     cluster.create_database("bench");
     let client = cluster.connect("bench").await;
     client.batch_execute("SET max_parallel_workers_per_gather = 0; SET jit = off").await.expect("settings");
-    pages(&client, pairs).await;
-    counters(&cluster, pairs);
-    hashing(&client, pairs).await;
-    trigger(&client, pairs).await;
+    let part = std::env::args().nth(2);
+    let wanted = |name: &str| part.as_ref().is_none_or(|part| part == name);
+    if wanted("pages") {
+        pages(&client, pairs).await;
+    }
+    if wanted("bulk") {
+        bulk_loads(&client, pairs).await;
+    }
+    if wanted("counters") {
+        counters(&cluster, pairs);
+    }
+    if wanted("hashing") {
+        hashing(&client, pairs).await;
+    }
+    if wanted("trigger") {
+        trigger(&client, pairs).await;
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -98,6 +111,44 @@ async fn pages(client: &Client, pairs: usize) {
             ratios.push(seconds(client, &run(ours)).await / seconds(client, &run(theirs)).await);
         }
         println!("{what}: {:.2}", median(ratios));
+    }
+}
+
+/// A load of 25 000 rows against one of 5 000, of which each bumps one of three counters, once a statement and once a row.
+async fn bulk_loads(client: &Client, pairs: usize) {
+    client
+        .batch_execute(
+            "CREATE TABLE parcel (id bigint PRIMARY KEY, depot text NOT NULL, weight bigint NOT NULL);
+             SELECT lanes.create_sharded_counter('depot_load', '{depot text}', '{parcels,weight}', shards => 8);
+             CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 PERFORM depot_load_add_many(array_agg(depot), array_agg(n), array_agg(w))
+                 FROM (SELECT depot, count(*) AS n, sum(weight)::bigint AS w FROM fresh GROUP BY depot) AS s HAVING count(*) > 0;
+                 RETURN NULL; END $$;
+             CREATE FUNCTION tell_row() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 PERFORM depot_load_add(NEW.depot, 1, NEW.weight); RETURN NULL; END $$",
+        )
+        .await
+        .expect("a counter of parcels");
+    for (form, trigger) in [
+        ("once a statement", "REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION tell()"),
+        ("once a row", "FOR EACH ROW EXECUTE FUNCTION tell_row()"),
+    ] {
+        let create =
+            format!("DROP TRIGGER IF EXISTS tell ON parcel; CREATE TRIGGER tell AFTER INSERT ON parcel {trigger}");
+        client.batch_execute(&create).await.expect("a trigger");
+        let mut ratios = Vec::new();
+        for _ in 0..pairs {
+            client.batch_execute("TRUNCATE parcel, depot_load").await.expect("empty");
+            let load = |low: i32, high: i32| {
+                format!(
+                    "INSERT INTO parcel SELECT i, (ARRAY['A','B','C'])[i % 3 + 1], (i * 37) % 101
+                     FROM generate_series({low}, {high}) AS i"
+                )
+            };
+            let small = seconds(client, &load(1, 5_000)).await;
+            ratios.push(seconds(client, &load(5_001, 30_000)).await / small);
+        }
+        println!("load of 25 000 rows / of 5 000, bumping {form}: {:.1}", median(ratios));
     }
 }
 
