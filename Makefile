@@ -6,6 +6,7 @@
 #   make installcheck  golden SQL tests of the installed extension
 #   make test          installs what is missing, builds, and runs all tests
 #   make soak-log      long forms of the proofs of the log, with fresh seeds; LOG_ROUNDS (default 200) says how long
+#   make soak-lanes    the same for lanes: changes of maps, ended sessions and zombies; LANE_ROUNDS (default 100) of each
 #   make demo          installs what is missing, builds, and shows a week of flights in three projections
 #   make demo-stop     ends the demo and keeps its data
 #   make demo-clean    removes the demo
@@ -17,7 +18,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test soak-log bench-log demo demo-stop demo-clean lint setup check-sql docs
+.PHONY: all build install installcheck test soak-log soak-lanes bench-log demo demo-stop demo-clean lint setup check-sql docs
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -84,6 +85,12 @@ soak-log:
 	cargo build -p ingestd
 	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p ingestd --test log_proofs -- --nocapture model power_cuts flipped
 	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p e2e --test log_crash -- --nocapture
+
+LANE_ROUNDS ?= 100
+
+# It prints its seed; LANE_SEED=… repeats the plan.
+soak-lanes:
+	LANE_ROUNDS=$(LANE_ROUNDS) LANE_SEED=$${LANE_SEED:-$$RANDOM} cargo test -p e2e --test lane_chaos each_event -- --nocapture
 
 bench-log:
 	cargo build --release -p ingestd -p bench

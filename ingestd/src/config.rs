@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, de};
 
+use crate::lanes::priority::Limits;
 use crate::log::LogSettings;
 use crate::log::retention::RetentionSettings;
 use crate::log::writer::CommitLimits;
@@ -72,6 +73,12 @@ pub struct Config {
     pub max_streams: Within<1, 100_000_000>,
     /// The most events of one Postgres transaction of a lane. 1 to 100000, default 10000.
     pub lane_batch_size: Within<1, 100_000>,
+    /// How far a lane of priority p0 may be behind before those of lower priority pause, in milliseconds. 100 to 3600000,
+    /// default 5000.
+    pub pressure_lag_ms: Within<100, 3_600_000>,
+    /// How long the commits of batches may take, in the median, before lanes of lower priority pause, in milliseconds.
+    /// 10 to 60000, default 500.
+    pub pressure_commit_ms: Within<10, 60_000>,
     /// Free bytes on the log's disk below which nothing is stored any more, so that deletes and checkpoints stay
     /// possible. 0 to 1099511627776, default 67108864. Live.
     pub disk_reserve_bytes: Within<0, 1_099_511_627_776>,
@@ -105,6 +112,8 @@ impl Default for Config {
             max_in_flight_bytes: Within::default(256 << 20),
             max_streams: Within::default(1_000_000),
             lane_batch_size: Within::default(10_000),
+            pressure_lag_ms: Within::default(5000),
+            pressure_commit_ms: Within::default(500),
             disk_reserve_bytes: Within::default(64 << 20),
             retention_days: Within::default(30),
             retention_max_bytes: Within::default(0),
@@ -250,6 +259,8 @@ impl Config {
             ("max_in_flight_bytes", self.max_in_flight_bytes.get().to_string(), false),
             ("max_streams", self.max_streams.get().to_string(), false),
             ("lane_batch_size", self.lane_batch_size.get().to_string(), false),
+            ("pressure_lag_ms", self.pressure_lag_ms.get().to_string(), false),
+            ("pressure_commit_ms", self.pressure_commit_ms.get().to_string(), false),
             ("disk_reserve_bytes", self.disk_reserve_bytes.get().to_string(), true),
             ("retention_days", self.retention_days.get().to_string(), true),
             ("retention_max_bytes", self.retention_max_bytes.get().to_string(), true),
@@ -290,6 +301,14 @@ impl Config {
             maximum_bytes: (maximum > 0).then_some(maximum),
             interval: Duration::from_secs(self.retention_interval_s.get()),
             delete_rows: self.retention_delete_rows.get(),
+        }
+    }
+
+    /// What makes lanes of lower priority pause.
+    pub fn pressure(&self) -> Limits {
+        Limits {
+            lag: Duration::from_millis(self.pressure_lag_ms.get()),
+            commit: Duration::from_millis(self.pressure_commit_ms.get()),
         }
     }
 

@@ -149,6 +149,7 @@ impl Daemon<'_> {
                     connections: self.config.postgres_connections.get() as u32,
                     batch_events: self.config.lane_batch_size.get() as usize,
                     keep_applied: Arc::clone(&self.live.keep_applied),
+                    pressure: self.config.pressure(),
                 };
                 Some(lanes::start(&self.log, &settings, &self.hold)?)
             }

@@ -9,6 +9,7 @@
 //! - [`dispatcher`]: one reader for all lanes.
 //! - [`worker`]: one connection, the lanes it owns, one transaction a batch.
 //! - `parking`: events that cannot be applied.
+//! - [`priority`]: who gives way under pressure.
 //! - [`board`]: what the status shows of each lane.
 //! - [`hold`]: what retention must leave for them.
 //!
@@ -19,6 +20,7 @@ pub mod catalog;
 pub mod dispatcher;
 pub mod hold;
 mod parking;
+pub mod priority;
 pub mod reporter;
 pub mod session;
 pub mod worker;

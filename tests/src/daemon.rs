@@ -190,7 +190,7 @@ impl Daemon {
     }
 
     /// Waits until its status is as wanted.
-    pub fn wait_for(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    pub fn wait_for(&self, what: &str, mut wanted: impl FnMut(&Value) -> bool) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let status = self.status();

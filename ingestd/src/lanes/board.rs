@@ -23,6 +23,8 @@ pub enum LaneState {
     Stopped,
     /// It waits for the next time of its schedule.
     Scheduled,
+    /// It gives way to lanes of higher priority.
+    Paused,
 }
 
 /// What the status shows of a lane.
@@ -40,7 +42,7 @@ pub struct LaneReport {
     pub lag: u64,
     /// Keys whose events wait because one could not be applied.
     pub parked_keys: usize,
-    /// Why it backs off or is stopped.
+    /// Why it backs off, is stopped or paused.
     pub reason: Option<String>,
 }
 

@@ -35,6 +35,9 @@ const MANY_KEYS: usize = 10;
 /// So many failing events without one that could be applied stop the lane.
 const MANY_IN_A_ROW: u32 = 25;
 
+/// Undoes a part. Without the release the next part would be nested in what is left of this one.
+const UNDO_PART: &str = "ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part";
+
 /// The most parked events of a key that are applied in one transaction.
 const RETRY_EVENTS: i32 = 1000;
 
@@ -311,7 +314,7 @@ impl Session<'_> {
                     fold.add(view)
                 });
                 if let Err(error) = added {
-                    self.client.batch_execute("ROLLBACK TO SAVEPOINT part").await.map_err(batch)?;
+                    self.client.batch_execute(UNDO_PART).await.map_err(batch)?;
                     let at = at + part.iter().position(|first| first.position() == run[0].position()).unwrap_or(0);
                     return Err(if at == 0 { PartFailure::First(error.into()) } else { PartFailure::At(at) });
                 }
@@ -323,14 +326,14 @@ impl Session<'_> {
                     WriteFailure::OutOfRange(text) => Reason { sqlstate: "22003".to_owned(), text },
                     WriteFailure::Postgres(error) => self.reason_of(lane, rules, error)?,
                 };
-                self.client.batch_execute("ROLLBACK TO SAVEPOINT part").await.map_err(batch)?;
+                self.client.batch_execute(UNDO_PART).await.map_err(batch)?;
                 return Err(PartFailure::Some(reason));
             }
         }
         let ended = self.client.batch_execute("SET CONSTRAINTS ALL IMMEDIATE; RELEASE SAVEPOINT part").await;
         if let Err(error) = ended {
             let reason = self.reason_of(lane, rules, error)?;
-            self.client.batch_execute("ROLLBACK TO SAVEPOINT part").await.map_err(batch)?;
+            self.client.batch_execute(UNDO_PART).await.map_err(batch)?;
             return Err(PartFailure::Some(reason));
         }
         Ok(skipped_null_key)

@@ -12,6 +12,7 @@ use super::board::{Board, LaneReport};
 use super::catalog::Catalog;
 use super::dispatcher::Dispatcher;
 use super::hold::HoldHistory;
+use super::priority::{Limits, Pressure};
 use super::reporter::Reporter;
 use super::worker::{self, Readers, Shared};
 use crate::log::Log;
@@ -31,6 +32,8 @@ pub struct LaneSettings {
     pub batch_events: usize,
     /// How long events stay after they were applied; may change.
     pub keep_applied: Arc<Mutex<Duration>>,
+    /// What makes lanes of lower priority pause.
+    pub pressure: Limits,
 }
 
 /// The running lanes.
@@ -86,6 +89,13 @@ pub fn start(log: &Log, settings: &LaneSettings, hold: &Arc<HoldHistory>) -> Res
         catalog,
     };
     tasks.spawn(reporter.run(stopping.clone()));
+    let pressure = Arc::new(Pressure::new(settings.pressure));
+    tasks.spawn(Arc::clone(&pressure).watch(
+        Arc::clone(&board),
+        Arc::clone(&horizon),
+        projections.clone(),
+        stopping.clone(),
+    ));
     let shared = Arc::new(Shared {
         config: settings.postgres.clone(),
         log_id: log.log_id(),
@@ -97,6 +107,7 @@ pub fn start(log: &Log, settings: &LaneSettings, hold: &Arc<HoldHistory>) -> Res
         workers: settings.connections,
         batch_events: settings.batch_events,
         concurrency: Mutex::default(),
+        pressure,
     });
     for ordinal in 0..settings.connections {
         tasks.spawn(worker::run(Arc::clone(&shared), ordinal, projections.clone(), stopping.clone()));

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lanes_core::projection::policy::Mode;
+use lanes_core::projection::policy::{Mode, Priority};
 use lanes_core::projection::{DataError, EventView, Fold, Projection};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
@@ -27,6 +27,7 @@ use super::board::{Board, LaneState};
 use super::catalog::{Catalog, Known, LaneId};
 use super::dispatcher::{Attachment, CHUNK_BYTES, CHUNK_EVENTS, Delivery, Dispatcher};
 use super::parking::{Parked, WriteFailure, jittered, runs};
+use super::priority::Pressure;
 use super::session::{Fault, classify, connect, describe};
 use crate::log::horizon::Horizon;
 use crate::log::reader::{Chunk, LogReader, StoredEvent};
@@ -38,7 +39,7 @@ pub const CATCH_UP_READERS: usize = 4;
 const CLAIM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a lane without events of its own may show a lag (LANE-5).
-const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 const TRANSIENT_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 const PERMANENT_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -77,6 +78,8 @@ pub struct Shared {
     pub batch_events: usize,
     /// For each projection that limits it: how many of its lanes may be worked on now.
     pub concurrency: Mutex<HashMap<Arc<str>, Arc<Semaphore>>>,
+    /// Who gives way.
+    pub pressure: Arc<Pressure>,
 }
 
 impl Shared {
@@ -206,6 +209,8 @@ pub(super) struct Owned {
     recorded: Option<String>,
     /// The lane cannot go on for as long as this process lives.
     halted: bool,
+    /// It gives way to lanes of higher priority.
+    paused: bool,
 }
 
 impl Owned {
@@ -215,7 +220,7 @@ impl Owned {
 
     /// When there may be something to do although nothing came.
     fn deadline(&self) -> Option<Instant> {
-        if self.halted {
+        if self.halted || self.paused {
             return None;
         }
         let parked = (!self.parked.is_empty()).then_some(self.parked_at);
@@ -403,6 +408,7 @@ impl Session<'_> {
             flush_at: None,
             recorded: None,
             halted: false,
+            paused: false,
         };
         tracing::info!(projection = %known.name, lane, position, epoch, "lane claimed");
         self.shared.board.set_position(&owned.id, position);
@@ -451,6 +457,9 @@ impl Session<'_> {
     async fn step(&mut self, lane: &mut Owned) -> Result<bool, Failure> {
         let now = Instant::now();
         if lane.halted || lane.retry_at.is_some_and(|retry_at| retry_at > now) {
+            return Ok(false);
+        }
+        if self.pause(lane).await? {
             return Ok(false);
         }
         lane.retry_at = None;
@@ -511,6 +520,31 @@ impl Session<'_> {
             Some(_) => {}
         }
         Ok(gathered)
+    }
+
+    /// Whether the lane gives way now. It leaves the shared reader, and keeps what waits for a batch to be full.
+    async fn pause(&mut self, lane: &mut Owned) -> Result<bool, Failure> {
+        let priority = lane.known.rules.as_ref().map_or(Priority::P0, |rules| rules.policy.priority);
+        let Some(reason) = self.shared.pressure.pauses(priority) else {
+            if std::mem::take(&mut lane.paused) {
+                self.shared.board.set(&lane.id, LaneState::CatchingUp, None);
+                // An empty batch: it takes back what Postgres was told.
+                self.begin(lane).await?;
+                self.commit(lane, lane.position, 0).await?;
+            }
+            return Ok(false);
+        };
+        if lane.attached.take().is_some() {
+            self.shared.dispatcher.detach(&lane.id);
+        }
+        if !std::mem::replace(&mut lane.paused, true) {
+            self.shared.board.set(&lane.id, LaneState::Paused, Some(reason.clone()));
+            let reason = format!("paused: {reason}");
+            let parameters: [&(dyn ToSql + Sync); 4] =
+                [&&*lane.id.projection, &(lane.id.lane as i32), &lane.epoch, &reason];
+            self.client.query("SELECT lanes.stop_lane($1, $2, $3, $4)", &parameters).await?;
+        }
+        Ok(true)
     }
 
     /// What has come for a lane. Attaches it to the shared reader if it can be.
@@ -655,8 +689,10 @@ impl Session<'_> {
         let (position, skipped) = (to as i64, skipped_null_key as i64);
         let parameters: [&(dyn ToSql + Sync); 5] =
             [&&*lane.id.projection, &(lane.id.lane as i32), &lane.epoch, &position, &skipped];
+        let timed = self.shared.pressure.commit();
         let (moved, committed) =
             tokio::join!(self.client.query_one(&commit, &parameters), self.client.batch_execute("COMMIT"));
+        drop(timed);
         moved?;
         committed?;
         if to > lane.position {
