@@ -47,6 +47,10 @@ impl<'de, const MINIMUM: u64, const MAXIMUM: u64> Deserialize<'de> for Within<MI
 pub struct Config {
     /// Directory of the log; it must exist and belong to the daemon's user. No default.
     pub data_directory: Option<PathBuf>,
+    /// The log that lanes read: `postgres:schema.table` for a table of events, registered with `lanes.register_log` in the
+    /// database that `postgres` names. Absent: the daemon's own log in `data_directory`. Default: absent. (The environment
+    /// variable `INGESTD_LOG` is another thing: what is logged.)
+    pub log: Option<String>,
     /// Address and port of the HTTP source and the status. Default `127.0.0.1:7478`.
     pub listen: SocketAddr,
     /// How to reach Postgres, as a libpq connection string or URL. Absent: the log alone, no lanes.
@@ -99,6 +103,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             data_directory: None,
+            log: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 7478)),
             postgres: None,
             postgres_connections: Within::default(4),
@@ -146,6 +151,9 @@ pub const ENVIRONMENT_PREFIX: &str = "INGESTD_";
 
 /// The environment variable that is no setting: what is logged.
 pub const LOG_VARIABLE: &str = "INGESTD_LOG";
+
+/// What the setting `log` begins with.
+const TABLE_PREFIX: &str = "postgres:";
 
 /// Where settings come from.
 #[derive(Debug, Clone, Default)]
@@ -238,6 +246,15 @@ impl Config {
         if request > in_flight {
             return Err(format!("max_request_bytes ({request}) must not be above max_in_flight_bytes ({in_flight})"));
         }
+        if let Some(log) = &self.log {
+            let table = log.strip_prefix(TABLE_PREFIX).and_then(|name| name.split_once('.'));
+            if table.is_none_or(|(schema, table)| schema.is_empty() || table.is_empty()) {
+                return Err(format!("log must be {TABLE_PREFIX}schema.table, not \"{log}\""));
+            }
+            if self.data_directory.is_some() {
+                return Err("log and data_directory exclude each other: lanes read one log".to_owned());
+            }
+        }
         Ok(self)
     }
 
@@ -246,6 +263,7 @@ impl Config {
         let text = |path: &Option<PathBuf>| path.as_ref().map_or_else(String::new, |path| path.display().to_string());
         vec![
             ("data_directory", text(&self.data_directory), false),
+            ("log", self.log.clone().unwrap_or_default(), false),
             ("listen", self.listen.to_string(), false),
             ("postgres", format!("{} bytes, hidden", self.postgres.as_ref().map_or(0, String::len)), false),
             ("postgres_connections", self.postgres_connections.get().to_string(), false),
@@ -315,6 +333,11 @@ impl Config {
     /// How long events stay after they were applied. Live.
     pub fn keep_applied(&self) -> Duration {
         Duration::from_secs(self.keep_applied_s.get())
+    }
+
+    /// The table of events that is the log; none if the daemon has a log of its own.
+    pub fn events_table(&self) -> Option<&str> {
+        self.log.as_deref()?.strip_prefix(TABLE_PREFIX)
     }
 
     /// The settings of the log.
@@ -396,6 +419,14 @@ mod tests {
     fn limits_that_exclude_each_other_are_refused() {
         let error = Config::parse("max_request_bytes = 2048").unwrap_err();
         assert!(error.contains("max_event_bytes (1048576) must not be above max_request_bytes (2048)"), "{error}");
+        let error = Config::parse("data_directory = \"x\"\nlog = \"postgres:shop.events\"").unwrap_err();
+        assert!(error.contains("exclude each other"), "{error}");
+        for log in ["events", "postgres:events", "postgres:.events", "sqlite:shop.events"] {
+            let error = Config::parse(&format!("log = \"{log}\"")).unwrap_err();
+            assert!(error.contains("postgres:schema.table") && error.contains(log), "{error}");
+        }
+        let config = Config::parse("log = \"postgres:shop.events\"").unwrap();
+        assert_eq!(config.events_table(), Some("shop.events"));
         let error = Config::parse("max_in_flight_bytes = 1048576").unwrap_err();
         assert!(error.contains("must not be above max_in_flight_bytes (1048576)"), "{error}");
     }

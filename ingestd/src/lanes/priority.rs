@@ -12,13 +12,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use lanes_core::place::Place;
 use lanes_core::projection::policy::{Mode, Priority};
 use tokio::sync::watch;
 
 use super::board::{Board, LaneReport, LaneState};
 use super::catalog::Catalog;
-use super::worker::FLUSH_INTERVAL;
-use crate::log::horizon::Horizon;
+use super::gathering::FLUSH_INTERVAL;
+use super::source::Source;
 
 /// Time between two looks.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -102,13 +103,13 @@ impl Steps {
     }
 }
 
-/// When the horizon was where: how long ago it passed a position.
+/// When the horizon was where: how long ago it passed a place.
 #[derive(Debug, Default)]
-struct Passed(VecDeque<(Instant, u64)>);
+struct Passed(VecDeque<(Instant, Place)>);
 
 impl Passed {
     /// Notes where the horizon is, and forgets what is older than `age`.
-    fn note(&mut self, now: Instant, horizon: u64, age: Duration) {
+    fn note(&mut self, now: Instant, horizon: Place, age: Duration) {
         if self.0.back().is_none_or(|(_, last)| *last < horizon) {
             self.0.push_back((now, horizon));
         }
@@ -119,8 +120,8 @@ impl Passed {
     }
 
     /// How long a lane with this checkpoint is behind: at least so long, if it is longer than what is remembered.
-    fn behind(&self, now: Instant, position: u64) -> Duration {
-        let passed = self.0.iter().find(|(_, horizon)| *horizon > position);
+    fn behind(&self, now: Instant, place: Place) -> Duration {
+        let passed = self.0.iter().find(|(_, horizon)| *horizon > place);
         passed.map_or(Duration::ZERO, |(at, _)| now.duration_since(*at))
     }
 }
@@ -175,7 +176,7 @@ impl Pressure {
     pub async fn watch(
         self: Arc<Self>,
         board: Arc<Board>,
-        horizon: Arc<Horizon>,
+        source: Arc<Source>,
         catalog: watch::Receiver<Arc<Catalog>>,
         mut stop: watch::Receiver<bool>,
     ) {
@@ -186,9 +187,9 @@ impl Pressure {
                 _ = stop.wait_for(|stop| *stop) => return,
             }
             let catalog = Arc::clone(&catalog.borrow());
-            let (now, position) = (Instant::now(), horizon.position());
-            passed.note(now, position, self.limits.lag.saturating_add(longest_wait(&catalog)));
-            self.look(now, &passed, &catalog, &board.report(position));
+            let now = Instant::now();
+            passed.note(now, source.horizon(), self.limits.lag.saturating_add(longest_wait(&catalog)));
+            self.look(now, &passed, &catalog, &board.report(&source));
         }
     }
 
@@ -196,7 +197,7 @@ impl Pressure {
     fn look(&self, now: Instant, passed: &Passed, catalog: &Catalog, lanes: &[LaneReport]) {
         let behind = lanes.iter().filter_map(|lane| {
             let allowed = allowed_wait(catalog, lane)?;
-            Some((passed.behind(now, lane.position).saturating_sub(allowed), lane))
+            Some((passed.behind(now, lane.place()).saturating_sub(allowed), lane))
         });
         let behind = behind.max_by_key(|(behind, _)| *behind);
         let lag = behind.as_ref().map_or(Duration::ZERO, |(behind, _)| *behind);
@@ -281,7 +282,7 @@ impl Drop for Commit<'_> {
 fn priority_at_work(catalog: &Catalog, lane: &LaneReport) -> Option<Priority> {
     match lane.state {
         LaneState::CatchingUp | LaneState::Running | LaneState::BackingOff | LaneState::Paused => {}
-        LaneState::Unowned | LaneState::Stopped | LaneState::Scheduled => return None,
+        LaneState::Unowned | LaneState::Stopped | LaneState::Scheduled | LaneState::WaitingAtStop => return None,
     }
     let known = catalog.projections.iter().find(|known| *known.name == *lane.projection)?;
     known.rules.as_ref().ok().map(|rules| rules.policy.priority)
@@ -378,19 +379,19 @@ mod tests {
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let seconds = Duration::from_secs;
         let mut passed = Passed::default();
-        assert_eq!(passed.behind(start, 0), seconds(0));
+        assert_eq!(passed.behind(start, Place::at(0)), seconds(0));
         for (second, horizon) in [(0, 10), (1, 10), (2, 30), (3, 40)] {
-            passed.note(at(second), horizon, seconds(5));
+            passed.note(at(second), Place::at(horizon), seconds(5));
         }
         for (position, behind) in [(9, 3), (10, 1), (29, 1), (30, 0), (40, 0)] {
-            assert_eq!(passed.behind(at(3), position), seconds(behind), "{position}");
+            assert_eq!(passed.behind(at(3), Place::at(position)), seconds(behind), "{position}");
         }
-        assert_eq!(passed.behind(at(4), 30), seconds(1));
+        assert_eq!(passed.behind(at(4), Place::at(30)), seconds(1));
         // What is forgotten is at least as old as what is asked for.
-        passed.note(at(8), 40, seconds(5));
+        passed.note(at(8), Place::at(40), seconds(5));
         assert!(passed.0.len() <= 3);
-        assert!(passed.behind(at(8), 9) >= seconds(5));
-        assert_eq!(passed.behind(at(8), 40), seconds(0));
+        assert!(passed.behind(at(8), Place::at(9)) >= seconds(5));
+        assert_eq!(passed.behind(at(8), Place::at(40)), seconds(0));
     }
 
     #[test]
