@@ -6,10 +6,13 @@
 #   make installcheck  golden SQL tests of the installed extension
 #   make test          installs what is missing, builds, and runs all tests
 #   make soak-log      long forms of the proofs of the log, with fresh seeds; LOG_ROUNDS (default 200) says how long
+#   make soak-projections  long forms of the proofs of projections; PROJECTION_ROUNDS (100) and PHASE_ROUNDS (20)
+#   make soak-lanes    the same for lanes: changes of maps, ended sessions and zombies; LANE_ROUNDS (default 100) of each
 #   make demo          installs what is missing, builds, and shows a week of flights in three projections
 #   make demo-stop     ends the demo and keeps its data
 #   make demo-clean    removes the demo
 #   make bench-log     measures the log against a bare SQLite loop; BENCH_ARGUMENTS="…" as in docs/BENCHMARKS.md
+#   make bench-projections  measures projections against SQL written by hand; BENCH_ARGUMENTS="rounds events rows"
 #   make lint          formatting, clippy, shell scripts
 #   make check-sql     pgspot and plpgsql_check over the extension's SQL
 #   make docs          writes docs/SQL.md from the installed extension
@@ -17,7 +20,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test soak-log bench-log demo demo-stop demo-clean lint setup check-sql docs
+.PHONY: all build install installcheck test soak-log soak-projections soak-lanes bench-log bench-projections demo demo-stop demo-clean lint setup check-sql docs
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -85,9 +88,29 @@ soak-log:
 	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p ingestd --test log_proofs -- --nocapture model power_cuts flipped
 	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p e2e --test log_crash -- --nocapture
 
+PROJECTION_ROUNDS ?= 100
+PHASE_ROUNDS ?= 20
+
+# They print their seeds too; PROJECTION_SEED=… and PHASE_SEED=… repeat one.
+soak-projections:
+	cargo build -p ingestd
+	PROJECTION_ROUNDS=$(PROJECTION_ROUNDS) cargo test -p e2e --test folding -- --nocapture
+	PHASE_ROUNDS=$(PHASE_ROUNDS) cargo test -p e2e --test phases -- --nocapture
+	LANES_LONG_TESTS=1 cargo test -p e2e --test projections
+
+LANE_ROUNDS ?= 100
+
+# It prints its seed; LANE_SEED=… repeats the plan.
+soak-lanes:
+	LANE_ROUNDS=$(LANE_ROUNDS) LANE_SEED=$${LANE_SEED:-$$RANDOM} cargo test -p e2e --test lane_chaos each_event -- --nocapture
+
 bench-log:
 	cargo build --release -p ingestd -p bench
 	$(TARGET)/release/bench-log $(BENCH_ARGUMENTS)
+
+bench-projections: install
+	cargo build --release -p ingestd -p e2e
+	$(TARGET)/release/projections_bench $(BENCH_ARGUMENTS)
 
 lint:
 	cargo fmt --all --check

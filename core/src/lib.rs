@@ -5,11 +5,14 @@
 //! call it, so that SQL and the daemon can never disagree (HASH-1 and HASH-2 of `docs/INVARIANTS.md`).
 #![forbid(unsafe_code)]
 
+pub mod balance;
 pub mod event;
 pub mod hash;
 pub mod key;
 pub mod lane;
 pub mod log;
+pub mod page;
+pub mod place;
 pub mod projection;
 pub mod shard_key;
 pub mod slot_map;

@@ -121,6 +121,11 @@ impl SlotMap {
         Ok(SlotMap::modulo(slots_for(lanes), lanes))
     }
 
+    /// The map of one lane, which owns all slots.
+    pub fn one_lane() -> SlotMap {
+        SlotMap::modulo(slots_for(1), 1)
+    }
+
     fn modulo(slots: u32, lanes: u32) -> SlotMap {
         SlotMap { lanes_of_slots: (0..slots).map(|slot| slot % lanes).collect() }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, de};
 
+use crate::lanes::priority::Limits;
 use crate::log::LogSettings;
 use crate::log::retention::RetentionSettings;
 use crate::log::writer::CommitLimits;
@@ -46,6 +47,10 @@ impl<'de, const MINIMUM: u64, const MAXIMUM: u64> Deserialize<'de> for Within<MI
 pub struct Config {
     /// Directory of the log; it must exist and belong to the daemon's user. No default.
     pub data_directory: Option<PathBuf>,
+    /// The log that lanes read: `postgres:schema.table` for a table of events, registered with `lanes.register_log` in the
+    /// database that `postgres` names. Absent: the daemon's own log in `data_directory`. Default: absent. (The environment
+    /// variable `INGESTD_LOG` is another thing: what is logged.)
+    pub log: Option<String>,
     /// Address and port of the HTTP source and the status. Default `127.0.0.1:7478`.
     pub listen: SocketAddr,
     /// How to reach Postgres, as a libpq connection string or URL. Absent: the log alone, no lanes.
@@ -72,6 +77,12 @@ pub struct Config {
     pub max_streams: Within<1, 100_000_000>,
     /// The most events of one Postgres transaction of a lane. 1 to 100000, default 10000.
     pub lane_batch_size: Within<1, 100_000>,
+    /// How far a lane of priority p0 may be behind before those of lower priority pause, in milliseconds. 100 to 3600000,
+    /// default 5000.
+    pub pressure_lag_ms: Within<100, 3_600_000>,
+    /// How long the commits of batches may take, in the median, before lanes of lower priority pause, in milliseconds.
+    /// 10 to 60000, default 500.
+    pub pressure_commit_ms: Within<10, 60_000>,
     /// Free bytes on the log's disk below which nothing is stored any more, so that deletes and checkpoints stay
     /// possible. 0 to 1099511627776, default 67108864. Live.
     pub disk_reserve_bytes: Within<0, 1_099_511_627_776>,
@@ -92,6 +103,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             data_directory: None,
+            log: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 7478)),
             postgres: None,
             postgres_connections: Within::default(4),
@@ -105,6 +117,8 @@ impl Default for Config {
             max_in_flight_bytes: Within::default(256 << 20),
             max_streams: Within::default(1_000_000),
             lane_batch_size: Within::default(10_000),
+            pressure_lag_ms: Within::default(5000),
+            pressure_commit_ms: Within::default(500),
             disk_reserve_bytes: Within::default(64 << 20),
             retention_days: Within::default(30),
             retention_max_bytes: Within::default(0),
@@ -137,6 +151,9 @@ pub const ENVIRONMENT_PREFIX: &str = "INGESTD_";
 
 /// The environment variable that is no setting: what is logged.
 pub const LOG_VARIABLE: &str = "INGESTD_LOG";
+
+/// What the setting `log` begins with.
+const TABLE_PREFIX: &str = "postgres:";
 
 /// Where settings come from.
 #[derive(Debug, Clone, Default)]
@@ -229,6 +246,15 @@ impl Config {
         if request > in_flight {
             return Err(format!("max_request_bytes ({request}) must not be above max_in_flight_bytes ({in_flight})"));
         }
+        if let Some(log) = &self.log {
+            let table = log.strip_prefix(TABLE_PREFIX).and_then(|name| name.split_once('.'));
+            if table.is_none_or(|(schema, table)| schema.is_empty() || table.is_empty()) {
+                return Err(format!("log must be {TABLE_PREFIX}schema.table, not \"{log}\""));
+            }
+            if self.data_directory.is_some() {
+                return Err("log and data_directory exclude each other: lanes read one log".to_owned());
+            }
+        }
         Ok(self)
     }
 
@@ -237,6 +263,7 @@ impl Config {
         let text = |path: &Option<PathBuf>| path.as_ref().map_or_else(String::new, |path| path.display().to_string());
         vec![
             ("data_directory", text(&self.data_directory), false),
+            ("log", self.log.clone().unwrap_or_default(), false),
             ("listen", self.listen.to_string(), false),
             ("postgres", format!("{} bytes, hidden", self.postgres.as_ref().map_or(0, String::len)), false),
             ("postgres_connections", self.postgres_connections.get().to_string(), false),
@@ -250,6 +277,8 @@ impl Config {
             ("max_in_flight_bytes", self.max_in_flight_bytes.get().to_string(), false),
             ("max_streams", self.max_streams.get().to_string(), false),
             ("lane_batch_size", self.lane_batch_size.get().to_string(), false),
+            ("pressure_lag_ms", self.pressure_lag_ms.get().to_string(), false),
+            ("pressure_commit_ms", self.pressure_commit_ms.get().to_string(), false),
             ("disk_reserve_bytes", self.disk_reserve_bytes.get().to_string(), true),
             ("retention_days", self.retention_days.get().to_string(), true),
             ("retention_max_bytes", self.retention_max_bytes.get().to_string(), true),
@@ -293,9 +322,22 @@ impl Config {
         }
     }
 
+    /// What makes lanes of lower priority pause.
+    pub fn pressure(&self) -> Limits {
+        Limits {
+            lag: Duration::from_millis(self.pressure_lag_ms.get()),
+            commit: Duration::from_millis(self.pressure_commit_ms.get()),
+        }
+    }
+
     /// How long events stay after they were applied. Live.
     pub fn keep_applied(&self) -> Duration {
         Duration::from_secs(self.keep_applied_s.get())
+    }
+
+    /// The table of events that is the log; none if the daemon has a log of its own.
+    pub fn events_table(&self) -> Option<&str> {
+        self.log.as_deref()?.strip_prefix(TABLE_PREFIX)
     }
 
     /// The settings of the log.
@@ -377,6 +419,14 @@ mod tests {
     fn limits_that_exclude_each_other_are_refused() {
         let error = Config::parse("max_request_bytes = 2048").unwrap_err();
         assert!(error.contains("max_event_bytes (1048576) must not be above max_request_bytes (2048)"), "{error}");
+        let error = Config::parse("data_directory = \"x\"\nlog = \"postgres:shop.events\"").unwrap_err();
+        assert!(error.contains("exclude each other"), "{error}");
+        for log in ["events", "postgres:events", "postgres:.events", "sqlite:shop.events"] {
+            let error = Config::parse(&format!("log = \"{log}\"")).unwrap_err();
+            assert!(error.contains("postgres:schema.table") && error.contains(log), "{error}");
+        }
+        let config = Config::parse("log = \"postgres:shop.events\"").unwrap();
+        assert_eq!(config.events_table(), Some("shop.events"));
         let error = Config::parse("max_in_flight_bytes = 1048576").unwrap_err();
         assert!(error.contains("must not be above max_in_flight_bytes (1048576)"), "{error}");
     }

@@ -15,8 +15,8 @@ use crate::lanes::{self, LaneSettings};
 use crate::log::own::Happened;
 use crate::log::reader::ReadError;
 use crate::log::retention::{Hold, HoldSource, RetentionSettings};
-use crate::log::{self, Log, LogError, LogSettings};
-use crate::source::http::{RequestLimits, router};
+use crate::log::{self, Log, LogError, LogReport, LogSettings};
+use crate::source::http::{RequestLimits, router, status_router};
 
 /// How long requests that came in may take when the daemon stops.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
@@ -64,20 +64,29 @@ pub fn postgres_config(text: &str) -> Result<tokio_postgres::Config, DaemonError
 /// [`DaemonError`].
 pub fn run(config: Config, sources: &Sources, accept_loss: bool) -> Result<(), DaemonError> {
     end_process_on_panic();
-    let settings = LogSettings { accept_loss, ..config.log_settings(&sources.file)? };
     let postgres = config.postgres.as_deref().map(postgres_config).transpose()?;
+    if config.events_table().is_some() && postgres.is_none() {
+        return Err(ConfigError::Absent(sources.file.clone(), "postgres").into());
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let settings = match config.events_table() {
+        Some(_) => None,
+        None => Some(LogSettings { accept_loss, ..config.log_settings(&sources.file)? }),
+    };
     runtime.block_on(async {
         // The port first: if it is taken, nothing has been touched.
         let listener =
             TcpListener::bind(config.listen).await.map_err(|error| DaemonError::Listen(config.listen, error))?;
+        let live = Live::new(&config);
+        let hold = Arc::new(HoldHistory::default());
+        let Some(settings) = settings else {
+            return Daemon { config, sources, live, log: None, hold }.serve(postgres, listener).await;
+        };
         let mut log = log::open(&settings)?;
         // Ready means: recovery is done, and the log has taken a row.
         let closing = |_| DaemonError::Unwritten("the log closed at its start".to_owned());
         log.tell(log.started()).await.map_err(closing)?;
 
-        let live = Live::new(&config);
-        let hold = Arc::new(HoldHistory::default());
         let source: HoldSource = match &postgres {
             None => Box::new(|| Hold::Nobody),
             Some(_) => {
@@ -87,7 +96,7 @@ pub fn run(config: Config, sources: &Sources, accept_loss: bool) -> Result<(), D
         };
         log.start_retention(Arc::clone(&live.retention), source)?;
         let log = Arc::new(log);
-        let mut daemon = Daemon { config, sources, live, log: Arc::clone(&log), hold };
+        let mut daemon = Daemon { config, sources, live, log: Some(Arc::clone(&log)), hold };
         let served = daemon.serve(postgres, listener).await;
         drop(daemon);
         if let Err(refusal) = log.tell(&Happened::Stopped).await {
@@ -127,7 +136,8 @@ struct Daemon<'s> {
     config: Config,
     sources: &'s Sources,
     live: Live,
-    log: Arc<Log>,
+    /// The daemon's own log; none if it works on a table of events.
+    log: Option<Arc<Log>>,
     hold: Arc<HoldHistory>,
 }
 
@@ -149,8 +159,12 @@ impl Daemon<'_> {
                     connections: self.config.postgres_connections.get() as u32,
                     batch_events: self.config.lane_batch_size.get() as usize,
                     keep_applied: Arc::clone(&self.live.keep_applied),
+                    pressure: self.config.pressure(),
                 };
-                Some(lanes::start(&self.log, &settings, &self.hold)?)
+                Some(match (&self.log, self.config.events_table()) {
+                    (Some(log), _) => lanes::start(log, &settings, &self.hold)?,
+                    (None, table) => lanes::start_table(table.unwrap_or_default(), &settings)?,
+                })
             }
         };
         let limits = RequestLimits {
@@ -159,7 +173,10 @@ impl Daemon<'_> {
             in_flight_bytes: self.config.max_in_flight_bytes.get() as usize,
         };
         let status = self.status_source(lanes.as_ref().map(lanes::Lanes::view));
-        let router = router(Arc::clone(&self.log), limits, Box::new(status));
+        let router = match &self.log {
+            Some(log) => router(Arc::clone(log), limits, Box::new(status)),
+            None => status_router(Box::new(status)),
+        };
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let server = axum::serve(listener, router).with_graceful_shutdown(async move {
             let _ = stopped.await;
@@ -193,11 +210,18 @@ impl Daemon<'_> {
     }
 
     fn status_source(&self, view: Option<lanes::LaneView>) -> impl Fn() -> Status + Send + Sync + 'static {
-        let log = Arc::downgrade(&self.log);
+        let log = self.log.as_ref().map(Arc::downgrade);
         let hold = Arc::clone(&self.hold);
         move || {
-            let report = log.upgrade().map(|log| log.report()).unwrap_or_default();
-            let horizon = report.horizon;
+            let report = match (&log, &view) {
+                (Some(log), _) => log.upgrade().map(|log| log.report()).unwrap_or_default(),
+                (None, Some(view)) => LogReport {
+                    log_id: view.source().log_id().unwrap_or_default(),
+                    horizon: view.source().horizon().position,
+                    ..LogReport::default()
+                },
+                (None, None) => LogReport::default(),
+            };
             Status {
                 version: env!("CARGO_PKG_VERSION"),
                 log: report,
@@ -210,15 +234,16 @@ impl Daemon<'_> {
                         Some(reason) => PostgresStatus::Unavailable { reason },
                     },
                 },
-                lanes: view.as_ref().map(|view| view.lanes(horizon)).unwrap_or_default(),
+                lanes: view.as_ref().map(lanes::LaneView::lanes).unwrap_or_default(),
             }
         }
     }
 
     /// Tells in the log of store shards that could not be written for a while.
     fn tell_of_storage(&self) {
-        for (shard, reason) in self.log.take_overcome() {
-            tell_later(&self.log, Happened::StorageError { shard, reason });
+        let Some(log) = &self.log else { return };
+        for (shard, reason) in log.take_overcome() {
+            tell_later(log, Happened::StorageError { shard, reason });
         }
     }
 
@@ -238,12 +263,16 @@ impl Daemon<'_> {
                     }
                     if live {
                         tracing::info!(setting, before, after, "setting changed");
-                        tell_later(&self.log, Happened::ConfigChanged { setting, before, after });
+                        if let Some(log) = &self.log {
+                            tell_later(log, Happened::ConfigChanged { setting, before, after });
+                        }
                     } else {
                         tracing::warn!(setting, "the changed setting takes effect at the next start");
                     }
                 }
-                self.log.set_limits(new.commit_limits());
+                if let Some(log) = &self.log {
+                    log.set_limits(new.commit_limits());
+                }
                 self.live.set(&new);
                 self.config.take_live(&new);
             }

@@ -5,7 +5,7 @@
 //! A map is `slot_lanes` of a projection: element s + 1 is the lane of slot s.
 
 use lanes_core::event::Event;
-use lanes_core::projection::{EventView, Expression, parse_document};
+use lanes_core::projection::{EventView, parse_document};
 use lanes_core::slot_map::{self, MAXIMUM_SLOTS, SlotMap, SlotMapError};
 use pgrx::datum::{Array, UnboxDatum};
 use pgrx::iter::TableIterator;
@@ -119,8 +119,8 @@ fn is_canonical(slot_lanes: SlotLanes<'_>) -> Result<bool, ErrorReport> {
     Ok(map_of(&slot_lanes)?.is_canonical())
 }
 
-/// `definition` is a projection's own part of a document, as `lanes.projection` holds it. An event without a key has no
-/// lane key where the lane key is the event's; without a payload it has an empty one.
+/// `definition` is a projection's own part of a document, as `lanes.projection` holds it. A key that is null counts as
+/// empty, a time as 0 and a payload as an object without fields, as they do for the daemon.
 #[pg_extern(sql = false)]
 #[expect(clippy::type_complexity, reason = "pgrx reads the columns from the signature")]
 fn event_slots(
@@ -154,14 +154,10 @@ fn event_slots(
             rows.push((None, None));
             continue;
         };
-        if key.is_none() && projection.lane_key == Expression::Key {
-            rows.push((Some(0), None));
-            continue;
-        }
         let event = Event {
             event_type,
             key: text(key).unwrap_or_default(),
-            ts: ts.ok_or_else(|| null_element("times"))?,
+            ts: ts.unwrap_or(0),
             payload: text(payload).unwrap_or_else(|| "{}".to_owned()),
         };
         let position = position.ok_or_else(|| null_element("positions"))?;

@@ -242,8 +242,8 @@ BEGIN
     IF FOUND THEN
         DELETE FROM lanes.tick AS t
         WHERE t.log_id = log.log_id AND t.tick < newest.tick
-          AND t.tick < (SELECT pg_catalog.min(c.tick) - 1 FROM lanes.checkpoint AS c
-                        WHERE c.log_id = log.log_id AND c.retired_at IS NULL);
+          AND t.tick < COALESCE((SELECT pg_catalog.min(c.tick) - 1 FROM lanes.checkpoint AS c
+                                 WHERE c.log_id = log.log_id AND c.retired_at IS NULL), newest.tick);
     END IF;
     -- At most once a second, where nothing is new.
     UPDATE lanes.log AS l
@@ -605,14 +605,16 @@ BEGIN
                 FILTER (WHERE s.hot_key IS NOT NULL AND @extschema@.lane_of(s.hot_key, pg_catalog.cardinality(explain_map.slot_lanes)) = s.slot) AS hot_key_share
         FROM slot AS s GROUP BY s.lane_then
     ), stop AS (
-        SELECT c.tick, c."position" FROM lanes.checkpoint AS c
+        SELECT c.tick, c."position",
+            pg_catalog.count(*) OVER (PARTITION BY c.tick, c."position") < pg_catalog.count(*) OVER () AS leaves_some_behind
+        FROM lanes.checkpoint AS c
         WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = ANY (plan.involved)
         ORDER BY c.tick DESC, c."position" DESC LIMIT 1
     )
     SELECT COALESCE(n.lane, t.lane), COALESCE(n.slots, 0), COALESCE(t.slots, 0), COALESCE(t.moved, 0),
         pg_catalog.round(COALESCE(n.share, 0) * 100, 1), pg_catalog.round(COALESCE(t.share, 0) * 100, 1),
         CASE
-            WHEN COALESCE(n.lane, t.lane) <> ALL (plan.involved) THEN 'none'
+            WHEN COALESCE(n.lane, t.lane) <> ALL (plan.involved) OR NOT stop.leaves_some_behind THEN 'none'
             WHEN (c.tick, c."position") = (stop.tick, stop."position") THEN 'until the lanes behind it stand here'
             ELSE pg_catalog.format('from %s on; the lane stands at %s', lanes.place(stop.tick, stop."position"), lanes.place(c.tick, c."position"))
         END,

@@ -100,7 +100,7 @@ impl Cluster {
 
     /// A connection string for libpq and tokio-postgres.
     pub fn connection_string(&self, database: &str) -> String {
-        format!("host='{}' port={} user=postgres dbname='{database}'", self.socket, self.port)
+        format!("host='{}' port={} user=postgres dbname='{database}' application_name=e2e", self.socket, self.port)
     }
 
     /// Connects to a database. The connection ends when the client is dropped.

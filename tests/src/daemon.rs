@@ -40,9 +40,11 @@ pub struct Answer {
 /// # Panics
 /// If it is not built; `make test` builds it.
 pub fn program() -> PathBuf {
-    // target/debug/deps/test-… ► target/debug/ingestd
-    let test = std::env::current_exe().expect("a test knows its own path");
-    let program = test.parent().and_then(Path::parent).expect("tests are in target/…/deps").join("ingestd");
+    // A test: target/debug/deps/test-… ► target/debug/ingestd. A benchmark: target/release/… ► target/release/ingestd.
+    let this = std::env::current_exe().expect("a test knows its own path");
+    let folder = this.parent().expect("it is in a folder");
+    let folder = if folder.ends_with("deps") { folder.parent().expect("tests are in target/…/deps") } else { folder };
+    let program = folder.join("ingestd");
     assert!(program.exists(), "{} is not built: run make test, or cargo build -p ingestd", program.display());
     program
 }
@@ -50,17 +52,26 @@ pub fn program() -> PathBuf {
 impl Daemon {
     /// A daemon that is not running yet. `postgres` is a connection string; `settings` are lines of TOML.
     pub fn new(postgres: Option<&str>, settings: &str) -> Daemon {
+        let daemon = Daemon::make(postgres, settings);
+        fs::create_dir(daemon.data_directory()).expect("the directory is new");
+        let directory = format!("data_directory = '{}'\n", daemon.data_directory().display());
+        let text = directory + &fs::read_to_string(daemon.settings_path()).expect("it was just written");
+        fs::write(daemon.settings_path(), text).expect("the directory is new");
+        daemon
+    }
+
+    /// A daemon, not running yet, without a log of its own: it works on a table of events, `schema.table`.
+    pub fn on_table(postgres: &str, table: &str, settings: &str) -> Daemon {
+        Daemon::make(Some(postgres), &format!("log = \"postgres:{table}\"\n{settings}"))
+    }
+
+    fn make(postgres: Option<&str>, settings: &str) -> Daemon {
         let directory = tempfile::tempdir().expect("the temporary directory can be written");
         let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
         let port = port.expect("there is a free port").port();
         let daemon = Daemon { directory, port, child: None, errors_expected: false };
-        fs::create_dir(daemon.data_directory()).expect("the directory is new");
         let postgres = postgres.map(|text| format!("postgres = \"{text}\"\n")).unwrap_or_default();
-        let text = format!(
-            "data_directory = '{}'\nlisten = \"{}\"\n{postgres}{settings}\n",
-            daemon.data_directory().display(),
-            daemon.address()
-        );
+        let text = format!("listen = \"{}\"\n{postgres}{settings}\n", daemon.address());
         fs::write(daemon.settings_path(), text).expect("the directory is new");
         daemon
     }
@@ -190,7 +201,7 @@ impl Daemon {
     }
 
     /// Waits until its status is as wanted.
-    pub fn wait_for(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    pub fn wait_for(&self, what: &str, mut wanted: impl FnMut(&Value) -> bool) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let status = self.status();

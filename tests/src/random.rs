@@ -53,16 +53,24 @@ pub fn rounds(default: u64) -> u64 {
     environment_number("LOG_ROUNDS").unwrap_or(default)
 }
 
-/// The seeds of a test: the one in `LOG_SEED`, to repeat a round; or fresh ones for a long run (`LOG_ROUNDS`); or else
-/// the numbers from 1 to `default`.
+/// The seeds of a test of the log: as [`seeds_of`] with `LOG`.
 ///
 /// # Panics
 /// If `LOG_SEED` or `LOG_ROUNDS` is not a number.
 pub fn seeds(default: u64) -> Vec<u64> {
-    if let Some(seed) = environment_number("LOG_SEED") {
+    seeds_of("LOG", default)
+}
+
+/// The seeds of a test of `part`: the one in `PART_SEED`, to repeat a round; or fresh ones for a long run
+/// (`PART_ROUNDS`); or else the numbers from 1 to `default`.
+///
+/// # Panics
+/// If one of these variables is not a number.
+pub fn seeds_of(part: &str, default: u64) -> Vec<u64> {
+    if let Some(seed) = environment_number(&format!("{part}_SEED")) {
         return vec![seed];
     }
-    match environment_number("LOG_ROUNDS") {
+    match environment_number(&format!("{part}_ROUNDS")) {
         None => (1..=default).collect(),
         Some(rounds) => {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
@@ -72,7 +80,11 @@ pub fn seeds(default: u64) -> Vec<u64> {
     }
 }
 
-fn environment_number(name: &str) -> Option<u64> {
+/// A number from the environment; none if it is not set.
+///
+/// # Panics
+/// If it is not a number.
+pub fn environment_number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name} must be a number, not \"{text}\"")))
 }

@@ -87,7 +87,7 @@ fn shop() -> Cluster {
 async fn claim(client: &Client) -> Option<(i32, i64, i64)> {
     let rows = try_claim(client).await.unwrap();
     assert!(rows.len() <= 1);
-    rows.first().map(|row| (row.get(0), row.get(1), row.get(2)))
+    rows.first().map(|row| (row.get(0), row.get(1), row.get("position")))
 }
 
 async fn try_claim(client: &Client) -> Result<Vec<Row>, Error> {

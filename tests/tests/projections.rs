@@ -3,6 +3,7 @@
 
 use e2e::cluster::Cluster;
 use e2e::daemon::{Daemon, testdata};
+use e2e::log_files;
 
 /// Batch sizes to try; those of one event each take long, and only if LANES_LONG_TESTS is set.
 fn sizes(others: &[u32]) -> Vec<u32> {
@@ -165,7 +166,7 @@ projections:
         )
     };
     let cluster = Cluster::start();
-    for size in sizes(&[7, 1000, 10_000]) {
+    for size in sizes(&[7, 100, 1000, 10_000]) {
         let database = format!("comments_{size}");
         let settings = format!("lane_batch_size = {size}");
         let mut daemon = daemon(&cluster, &database, &settings, &document(size, "event.key", false));
@@ -272,6 +273,14 @@ fn older_news_changes_nothing() {
         for (table, right) in [("a", 120), ("b", 360), ("c", 720), ("d_total", 720)] {
             assert_eq!(query(table), format!("{right}|720|4320|1767225700|1767225700"), "{table} {size}");
         }
+        // `set` follows the stored order: right are those whose last message is number 6.
+        let right = "SELECT string_agg(substr(sub, 5), ',' ORDER BY substr(sub, 5)::int) FROM a
+                     WHERE (status, plan, rev) = ('active', 'gold', 6)";
+        let last_is_6: Vec<String> = (0..orders.len())
+            .filter(|number| orders[*number].last() == Some(&5))
+            .map(|number| number.to_string())
+            .collect();
+        assert_eq!(cluster.psql(&database, right), last_is_6.join(","));
         let all = |table: &str| {
             format!(
                 "(SELECT md5(string_agg(concat_ws('|', sub, status, plan, rev, seen), E'\\n' ORDER BY sub)) FROM {table})"
@@ -282,45 +291,20 @@ fn older_news_changes_nothing() {
     assert!(sums.iter().all(|sum| *sum == sums[0]), "the same rows for every batch size: {sums:?}");
 }
 
-/// Case 23: push hooks of a code host: nested paths, two kinds of time, nulls, lists by `sql:`.
+/// Case 23: push hooks of a code host: nested paths, two kinds of time, nulls, lists by `sql:`; payloads byte for byte.
 #[test]
 fn push_hooks_are_read_as_they_are() {
-    let push = |repo: &str,
-                id: u32,
-                git_ref: &str,
-                deleted: bool,
-                pushed: i64,
-                updated: &str,
-                commits: &str,
-                head: &str| {
-        format!(
-            r#"{{"type":"PUSH","key":"{repo}","ts":{},"payload":{{"ref":"{git_ref}","deleted":{deleted},"repository":{{"id":{id},"full_name":"{repo}","description":null,"pushed_at":{pushed},"updated_at":"{updated}","commits_url":"https://git.example.org/r/commits{{/sha}}"}},"commits":[{commits}],"head_commit":{head}}}}}"#,
-            pushed * 1000
-        )
-    };
-    let commit = |message: &str, time: &str, added: usize, modified: usize| {
-        let files =
-            |name: &str, count: usize| (0..count).map(|n| format!("\"{name}{n}\"")).collect::<Vec<_>>().join(",");
-        format!(
-            r#"{{"message":"{message}","timestamp":"{time}","added":[{}],"removed":[],"modified":[{}]}}"#,
-            files("f", added),
-            files("m", modified)
-        )
-    };
-    let (a1, a2) = (commit("a1", "2026-02-01T10:00:00+07:00", 2, 0), commit("a2", "2026-02-01T04:00:00Z", 0, 1));
-    let a9 = commit("a9", "2026-02-02T09:00:00+01:00", 0, 3);
-    let b1 = commit("b1", "2026-02-01T23:30:00-05:00", 1, 1);
-    let (b2, b3) = (commit("b2", "2026-02-03T00:00:00Z", 1, 0), commit("b3", "2026-02-03T00:00:01Z", 0, 0));
-    let (a, b, c) = (("acme/anvil", 11), ("acme/bellows", 12), ("acme/crucible", 13));
-    let main = "refs/heads/main";
-    let lines = [
-        push(a.0, a.1, main, false, 1_769_918_500, "2026-02-01T04:01:40Z", &format!("{a1},{a2}"), &a2),
-        push(b.0, b.1, main, false, 1_770_006_700, "2026-02-02T04:31:40Z", &b1, &b1),
-        push(a.0, a.1, "refs/heads/topic/ü", false, 1_770_010_000, "2026-02-02T05:26:40Z", "", "null"),
-        push(a.0, a.1, main, false, 1_770_020_000, "2026-02-02T08:13:20Z", &a9, &a9),
-        push(c.0, c.1, "refs/tags/v1.0", false, 1_770_030_000, "2026-02-02T11:00:00Z", "", "null"),
-        push(a.0, a.1, r"refs/heads/topic/\u00fc", true, 1_770_040_000, "2026-02-02T13:46:40Z", "", "null"),
-        push(b.0, b.1, main, false, 1_770_076_900, "2026-02-03T00:01:40Z", &format!("{b2},{b3}"), &b3),
+    // The case's own file: every second line writes what is not ASCII as an escape.
+    let file = testdata("push.ndjson");
+    let lines = std::fs::read_to_string(&file).unwrap();
+    let payloads = [
+        "7613bda4880bdd488ac97868c11c124c",
+        "e3285fe68404bff420cc972c8ba17fd7",
+        "db854caf0aa9299b559f7d6fdd1c6026",
+        "0287308de170d596f84d96676a6e2c69",
+        "cbf8a4389035b4f7e03e0b871547f89c",
+        "37c7327a69a91f9a5a5676d1b5773a47",
+        "2fb2e350c9c0ca7e6b8bac8a13ed9a08",
     ];
     let document = "
 projections:
@@ -372,8 +356,19 @@ projections:
     for size in [1, 3, 1000] {
         let database = format!("push_{size}");
         let daemon = daemon(&cluster, &database, &format!("lane_batch_size = {size}"), document);
-        assert_eq!(daemon.post(&lines.join("\n"), &[]).unwrap().status, 200);
+        if size == 1000 {
+            assert_eq!(daemon.run(&["import", file.to_str().unwrap()]), "7 events stored, 0 were already stored\n");
+        } else {
+            assert_eq!(daemon.post(&lines, &[]).unwrap().status, 200);
+        }
         daemon.wait_until_applied(8, 8);
+        let log = log_files::check(&daemon.data_directory(), None).unwrap();
+        let stored = log
+            .rows
+            .iter()
+            .filter(|row| row.event_type == "PUSH")
+            .map(|row| cluster.psql(&database, &format!("SELECT md5($payload${}$payload$)", row.payload)));
+        assert_eq!(stored.collect::<Vec<_>>(), payloads);
         let repos = "SELECT repo, pushes, commits, files, extract(epoch FROM last_push)::bigint,
                      to_char(updated AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), about, head,
                      extract(epoch FROM newest)::bigint FROM repos ORDER BY 1";
@@ -422,4 +417,97 @@ fn batches_wait_and_schedules_keep_their_times() {
     at("full", 6);
     at("timed", 6);
     assert_eq!(cluster.psql("app", "SELECT n FROM \"full\" UNION ALL SELECT n FROM timed"), "5\n5");
+}
+
+/// In a bucketed table each lane keeps its own first and last value and its own sum: the view picks among the lanes' by
+/// position, and bounds the total alone.
+#[test]
+fn the_view_decides_between_lanes_and_bounds_their_total() {
+    let document = "
+projections:
+  shows:
+    source_events: [SEEN]
+    lanes: 4
+    target: { table: shows, primary_key: [show, lane] }
+    fields: { show: TEXT, lane: INT, n: BIGINT, capped: NUMERIC, first: TEXT, last: TEXT }
+    derive: { show: event.show, lane: lane(), last: event.key }
+    aggregates:
+      SEEN:
+        n:      { op: add, by: event.n, floor: 0 }
+        capped: { op: add, by: event.n, ceiling: 6 }
+        first:  { op: set_once, value: event.name }
+";
+    let cluster = Cluster::start();
+    let daemon = daemon(&cluster, "app", "", document);
+    // A user of each lane.
+    let users: Vec<String> = (0..4)
+        .map(|lane| {
+            cluster.psql(
+                "app",
+                &format!("SELECT min('u' || n) FROM generate_series(1, 99) AS n WHERE lane_of('u' || n, 4) = {lane}"),
+            )
+        })
+        .collect();
+    let mut posted = 0;
+    let mut post = |user: usize, n: i64, name: Option<&str>| {
+        let name = name.map_or("null".to_owned(), |name| format!("\"{name}\""));
+        let line =
+            format!(r#"{{"type":"SEEN","key":"{}","payload":{{"show":"s","n":{n},"name":{name}}}}}"#, users[user]);
+        assert_eq!(daemon.post(&line, &[]).unwrap().status, 200);
+        posted += 1;
+        daemon.wait_until_applied(4, posted + 1);
+    };
+    let total = || cluster.psql("app", "SELECT n, capped, first, last FROM shows_total");
+    let lanes = |column: &str| {
+        cluster.psql("app", &format!("SELECT string_agg(coalesce({column}::text, '-'), ' ' ORDER BY lane) FROM shows"))
+    };
+    // The least lane has no value first, the greatest has the first one.
+    post(0, -5, None);
+    post(3, 3, Some("in lane 3"));
+    assert_eq!(total(), format!("0|-2|in lane 3|{}", users[3]));
+    post(1, 0, Some("in lane 1"));
+    post(0, 0, Some("in lane 0"));
+    assert_eq!(total(), format!("0|-2|in lane 3|{}", users[0]));
+    assert_eq!(lanes("first"), "in lane 0 in lane 1 in lane 3");
+    // -2 + 10 is 8: what the floor hid is not forgotten, and no lane's own sum is bounded.
+    post(2, 10, Some("in lane 2"));
+    assert_eq!(lanes("n"), "-5 0 10 3");
+    assert_eq!(lanes("capped"), "-5 0 10 3");
+    assert_eq!(total(), format!("8|6|in lane 3|{}", users[2]));
+    post(3, -3, Some("in lane 3 again"));
+    assert_eq!(total(), format!("5|5|in lane 3|{}", users[3]));
+    assert_eq!(lanes("first"), "in lane 0 in lane 1 in lane 2 in lane 3");
+}
+
+/// No more lanes of a projection are worked on at once than it says, and as many as there are where it says nothing.
+#[test]
+fn max_concurrency_is_the_most_lanes_at_once() {
+    let cluster = Cluster::start();
+    let most_at_once = |database: &str, processing: &str| -> u32 {
+        let document = format!(
+            "projections:\n  slow:\n    source_events: [T]\n    lanes: 4\n    target: {{ table: slow, primary_key: [k] }}\n    fields: {{ k: TEXT, n: BIGINT }}\n    derive: {{ k: event.key }}\n    aggregates: {{ T: {{ n: {{ op: count }} }} }}\n    processing: {processing}\n"
+        );
+        let daemon = daemon(&cluster, database, "lane_batch_size = 1", &document);
+        // Each statement notes when it began and when it was done.
+        cluster.psql(
+            database,
+            "CREATE TABLE note (at timestamptz, step int);
+             CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 INSERT INTO public.note VALUES (clock_timestamp(), TG_ARGV[0]::int);
+                 IF TG_ARGV[0] = '1' THEN PERFORM pg_sleep(0.03); END IF;
+                 RETURN NULL; END $$;
+             CREATE TRIGGER begins BEFORE INSERT ON slow EXECUTE FUNCTION note('1');
+             CREATE TRIGGER ends AFTER INSERT ON slow EXECUTE FUNCTION note('-1');",
+        );
+        let lines: Vec<String> =
+            (0..40).map(|number| format!(r#"{{"type":"T","key":"k{}","payload":{{}}}}"#, number % 20)).collect();
+        assert_eq!(daemon.post(&lines.join("\n"), &[]).unwrap().status, 200);
+        daemon.wait_until_applied(4, 41);
+        assert_eq!(cluster.psql(database, "SELECT sum(n), (SELECT count(*) FROM note) FROM slow"), "40|80");
+        let most = "SELECT max(running) FROM (SELECT sum(step) OVER (ORDER BY at, step) AS running FROM note) AS n";
+        cluster.psql(database, most).parse().unwrap()
+    };
+    assert_eq!(most_at_once("at_most_two", "{ max_concurrency: 2 }"), 2);
+    assert_eq!(most_at_once("at_most_one", "{ max_concurrency: 1 }"), 1);
+    assert!(most_at_once("unlimited", "{}") > 2);
 }

@@ -23,9 +23,28 @@ pub fn descriptors(queries: u64, shards: u64, drains: u64) -> u64 {
 /// What was found, a line each, and whether all of it is as it must be. `settings` is the settings file's path.
 ///
 /// # Errors
-/// [`ConfigError`] if there is no data directory in the settings.
+/// [`ConfigError`] if the settings name no log.
 pub fn check(config: &Config, settings: &Path) -> Result<(String, bool), ConfigError> {
     let mut report = Report { text: String::new(), good: true };
+    if config.events_table().is_none() {
+        check_log(&mut report, config, settings)?;
+    }
+    match &config.postgres {
+        None => report.line(true, "Postgres", "not configured: the log alone"),
+        Some(postgres) => match ask_postgres(postgres) {
+            Ok((server, extension)) => {
+                report.line(true, "Postgres", &server);
+                let text = extension.as_deref().unwrap_or("not there: CREATE EXTENSION pg_lanes");
+                report.line(extension.is_some(), "extension", text);
+            }
+            Err(reason) => report.line(false, "Postgres", &reason),
+        },
+    }
+    Ok((report.text, report.good))
+}
+
+/// Whether the directory, the disk and SQLite are as the daemon's own log needs them.
+fn check_log(report: &mut Report, config: &Config, settings: &Path) -> Result<(), ConfigError> {
     let log = config.log_settings(settings)?;
     let directory = &log.data_directory;
 
@@ -57,18 +76,7 @@ pub fn check(config: &Config, settings: &Path) -> Result<(String, bool), ConfigE
     }
     let sqlite = rusqlite::version_number() >= MINIMUM_SQLITE_VERSION;
     report.line(sqlite, "SQLite", &format!("{}, 3.51.3 or later is needed", rusqlite::version()));
-    match &config.postgres {
-        None => report.line(true, "Postgres", "not configured: the log alone"),
-        Some(postgres) => match ask_postgres(postgres) {
-            Ok((server, extension)) => {
-                report.line(true, "Postgres", &server);
-                let text = extension.as_deref().unwrap_or("not there: CREATE EXTENSION pg_lanes");
-                report.line(extension.is_some(), "extension", text);
-            }
-            Err(reason) => report.line(false, "Postgres", &reason),
-        },
-    }
-    Ok((report.text, report.good))
+    Ok(())
 }
 
 /// The server's version, and the extension's if it is there.

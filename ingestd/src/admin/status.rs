@@ -120,6 +120,8 @@ pub fn describe(json: &str) -> Result<String, String> {
             LaneState::BackingOff => "backing off",
             LaneState::Stopped => "stopped",
             LaneState::Scheduled => "scheduled",
+            LaneState::Paused => "paused",
+            LaneState::WaitingAtStop => "at stop",
         };
         let parked = if lane.parked_keys > 0 { format!("  {} keys parked", lane.parked_keys) } else { String::new() };
         let reason = lane.reason.as_deref().map(|reason| format!("  {reason}")).unwrap_or_default();

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use lanes_core::place::Place;
 use serde::{Deserialize, Serialize};
 
 use super::catalog::{Catalog, LaneId};
+use super::source::Source;
 
 /// What a lane does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +25,10 @@ pub enum LaneState {
     Stopped,
     /// It waits for the next time of its schedule.
     Scheduled,
+    /// It gives way to lanes of higher priority.
+    Paused,
+    /// It stands where a change of the map has it wait for other lanes.
+    WaitingAtStop,
 }
 
 /// What the status shows of a lane.
@@ -34,20 +40,30 @@ pub struct LaneReport {
     pub lane: u32,
     /// What it does.
     pub state: LaneState,
+    /// The tick of its checkpoint, in an events table; 0 in a log of the daemon's.
+    #[serde(default)]
+    pub tick: u64,
     /// Its checkpoint, as last seen or committed by this daemon.
     pub position: u64,
-    /// Positions between checkpoint and horizon.
+    /// Events between checkpoint and horizon, whoever they belong to.
     pub lag: u64,
     /// Keys whose events wait because one could not be applied.
     pub parked_keys: usize,
-    /// Why it backs off or is stopped.
+    /// Why it backs off, is stopped or paused, or what it waits for.
     pub reason: Option<String>,
+}
+
+impl LaneReport {
+    /// Its checkpoint.
+    pub fn place(&self) -> Place {
+        Place { tick: self.tick, position: self.position }
+    }
 }
 
 #[derive(Debug, Clone)]
 struct Entry {
     state: LaneState,
-    position: u64,
+    place: Place,
     parked_keys: usize,
     reason: Option<String>,
 }
@@ -72,11 +88,11 @@ impl Board {
         let mut state = self.state();
         let mut lanes = std::mem::take(&mut state.lanes);
         for projection in &catalog.projections {
-            for lane in 0..projection.lanes() {
-                let id = LaneId { projection: Arc::clone(&projection.name), lane };
+            for lane in projection.lanes() {
+                let id = LaneId { projection: Arc::clone(&projection.name), lane: *lane };
                 let entry = lanes.remove(&id).unwrap_or(Entry {
                     state: LaneState::Unowned,
-                    position: 0,
+                    place: Place::default(),
                     parked_keys: 0,
                     reason: projection.rules.as_ref().err().cloned(),
                 });
@@ -94,19 +110,18 @@ impl Board {
     }
 
     /// Notes a lane's checkpoint.
-    pub fn set_position(&self, id: &LaneId, position: u64) {
+    pub fn set_place(&self, id: &LaneId, place: Place) {
         if let Some(entry) = self.state().lanes.get_mut(id) {
-            entry.position = position;
+            entry.place = place;
         }
     }
 
     /// Notes the checkpoints that Postgres has, of lanes that this daemon does not own.
-    pub fn set_foreign_positions<'a>(&self, positions: impl Iterator<Item = (&'a str, u32, u64)>) {
+    pub fn set_foreign_places<'a>(&self, places: impl Iterator<Item = (&'a LaneId, Place)>) {
         let mut state = self.state();
-        for (projection, lane, position) in positions {
-            let id = LaneId { projection: projection.into(), lane };
-            if let Some(entry) = state.lanes.get_mut(&id).filter(|entry| entry.state == LaneState::Unowned) {
-                entry.position = position;
+        for (id, place) in places {
+            if let Some(entry) = state.lanes.get_mut(id).filter(|entry| entry.state == LaneState::Unowned) {
+                entry.place = place;
             }
         }
     }
@@ -128,14 +143,15 @@ impl Board {
         self.state().postgres.clone()
     }
 
-    /// All lanes, with their lag behind `horizon`.
-    pub fn report(&self, horizon: u64) -> Vec<LaneReport> {
+    /// All lanes, with their lag behind the horizon of the log.
+    pub fn report(&self, source: &Source) -> Vec<LaneReport> {
         let report = |(id, entry): (&LaneId, &Entry)| LaneReport {
             projection: id.projection.to_string(),
             lane: id.lane,
             state: entry.state,
-            position: entry.position,
-            lag: horizon.saturating_sub(entry.position),
+            tick: entry.place.tick,
+            position: entry.place.position,
+            lag: source.lag(entry.place),
             parked_keys: entry.parked_keys,
             reason: entry.reason.clone(),
         };

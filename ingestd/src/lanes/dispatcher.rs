@@ -12,23 +12,18 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use lanes_core::place::Place;
 use tokio::sync::Notify;
 
 use super::catalog::{Known, LaneId};
-use crate::log::horizon::Horizon;
-use crate::log::reader::{Chunk, LogReader, ReadError, StoredEvent};
-
-/// The most events that are read at once.
-pub const CHUNK_EVENTS: u64 = 2048;
-
-/// The bytes of events after which a chunk ends.
-pub const CHUNK_BYTES: usize = 4 << 20;
+use super::source::{CHUNK_EVENTS, Chunk, PlacedEvent, Reader, Source};
 
 /// The most chunks that wait for a lane.
-const QUEUE_CHUNKS: usize = 8;
+const QUEUE_CHUNKS: usize = 4;
 
-/// The distance from which a lane joins the shared reader.
-const JOIN_DISTANCE: u64 = 2 * CHUNK_EVENTS;
+/// The distance from which a lane joins the shared reader: lanes that begin together join although the first of them lets
+/// the reader run ahead by a queue.
+const JOIN_DISTANCE: u64 = (QUEUE_CHUNKS as u64 + 2) * CHUNK_EVENTS;
 
 /// How long the reader waits for a lane whose queue is full. Only speed depends on it.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -36,23 +31,25 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// What a lane needs of a chunk.
 #[derive(Debug, Clone)]
 pub struct Delivery {
-    chunk: Arc<Vec<StoredEvent>>,
+    chunk: Arc<Vec<PlacedEvent>>,
     /// Places of the lane's events in the chunk.
     places: Vec<u32>,
-    /// Everything of the lane up to this position is in this delivery or before it.
-    pub scanned_to: u64,
+    /// The map that said so.
+    map_version: i64,
+    /// Everything of the lane up to this place is in this delivery or before it.
+    pub scanned_to: Place,
 }
 
 impl Delivery {
     /// The events of lane `lane` of `known` in `chunk`.
     pub fn select(known: &Known, lane: u32, chunk: Chunk) -> Delivery {
-        let places = (0u32..).zip(&chunk.events).filter(|(_, stored)| known.lane_of(stored) == Some(lane));
+        let places = (0u32..).zip(&chunk.events).filter(|(_, placed)| known.lane_of(placed) == Some(lane));
         let places = places.map(|(place, _)| place).collect();
-        Delivery { chunk: Arc::new(chunk.events), places, scanned_to: chunk.scanned_to }
+        Delivery { chunk: Arc::new(chunk.events), places, map_version: known.map_version, scanned_to: chunk.scanned_to }
     }
 
-    /// The lane's events, in position order.
-    pub fn events(&self) -> impl Iterator<Item = &StoredEvent> {
+    /// The lane's events, in order.
+    pub fn events(&self) -> impl Iterator<Item = &PlacedEvent> {
         self.places.iter().map(|place| &self.chunk[*place as usize])
     }
 
@@ -70,10 +67,10 @@ impl Delivery {
 /// How a lane may go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attachment {
-    /// It is attached; what lies between its checkpoint and this position it reads by itself first.
+    /// It is attached; what lies between its checkpoint and this place it reads by itself first.
     Attached {
-        /// The shared reader's position.
-        read_alone_to: u64,
+        /// The shared reader's place.
+        read_alone_to: Place,
     },
     /// The shared reader is too far ahead.
     Behind,
@@ -88,8 +85,8 @@ struct Attached {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The position up to which everything was given to the attached lanes.
-    position: u64,
+    /// The place up to which everything was given to the attached lanes.
+    place: Place,
     lanes: HashMap<LaneId, Attached>,
     closed: bool,
     /// Why the log cannot be read, if it cannot.
@@ -109,18 +106,25 @@ impl Dispatcher {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a lane whose checkpoint is `position` take part; `wake` is notified when there is something for it.
-    pub fn attach(&self, id: &LaneId, known: &Arc<Known>, position: u64, wake: &Arc<Notify>) -> Attachment {
+    /// Lets a lane whose checkpoint is `place` take part; `wake` is notified when there is something for it.
+    pub fn attach(
+        &self,
+        id: &LaneId,
+        known: &Arc<Known>,
+        place: Place,
+        wake: &Arc<Notify>,
+        source: &Source,
+    ) -> Attachment {
         let mut state = self.state();
         if state.lanes.is_empty() {
-            state.position = position;
+            state.place = place;
         }
-        if state.position > position.saturating_add(JOIN_DISTANCE) {
+        if state.place > place && source.lag(place) > source.lag(state.place).saturating_add(JOIN_DISTANCE) {
             return Attachment::Behind;
         }
         let lane = Attached { known: Arc::clone(known), queue: VecDeque::new(), wake: Arc::clone(wake) };
         state.lanes.insert(id.clone(), lane);
-        let read_alone_to = state.position.max(position);
+        let read_alone_to = state.place.max(place);
         drop(state);
         self.changed.notify_all();
         Attachment::Attached { read_alone_to }
@@ -164,6 +168,17 @@ impl Dispatcher {
         self.changed.notify_all();
     }
 
+    /// Notes why the log cannot be read; none if it can.
+    pub fn note_trouble(&self, trouble: Option<String>) {
+        let before = std::mem::replace(&mut self.state().trouble, trouble.clone());
+        match (before, trouble) {
+            // Never skipped: lanes wait until the log can be read.
+            (None, Some(reason)) => tracing::error!("lanes wait: {reason}"),
+            (Some(_), None) => tracing::info!("the log can be read again"),
+            _ => {}
+        }
+    }
+
     /// Tells the reader that the horizon moved.
     pub fn horizon_moved(&self) {
         // Taking the lock orders this after the reader's look at the horizon, so that no wake-up is lost.
@@ -172,14 +187,14 @@ impl Dispatcher {
     }
 
     /// Reads and dispatches until it is closed. Blocks; runs on a thread of its own.
-    pub fn run(&self, reader: &LogReader, horizon: &Horizon) {
+    pub fn run(&self, source: &Source, mut reader: Reader) {
         let mut state = self.state();
         loop {
             if state.closed {
                 return;
             }
-            let after = state.position;
-            let until = horizon.position();
+            let after = state.place;
+            let until = source.horizon();
             if state.lanes.is_empty() || until <= after {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -187,24 +202,13 @@ impl Dispatcher {
             let lanes: Vec<(LaneId, Arc<Known>)> =
                 state.lanes.iter().map(|(id, lane)| (id.clone(), Arc::clone(&lane.known))).collect();
             drop(state);
-            let read = read_and_route(reader, after, until, &lanes);
+            let routed = reader.read(after, until).map(|chunk| route(chunk, &lanes));
+            self.note_trouble(routed.as_ref().err().cloned());
             state = self.state();
-            match read {
-                Ok(routed) => {
-                    if state.trouble.take().is_some() {
-                        tracing::info!("the log can be read again");
-                    }
-                    state = self.deliver(state, after, routed);
-                }
-                Err(error) => {
-                    // Never skipped: lanes wait until the log can be read.
-                    if state.trouble.is_none() {
-                        tracing::error!("lanes wait: {error}");
-                    }
-                    state.trouble = Some(error.to_string());
-                    state = self.wait(state, PATIENCE);
-                }
-            }
+            state = match routed {
+                Ok(routed) => self.deliver(state, after, routed),
+                Err(_) => self.wait(state, PATIENCE),
+            };
         }
     }
 
@@ -216,7 +220,7 @@ impl Dispatcher {
     fn deliver<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-        after: u64,
+        after: Place,
         routed: Vec<(LaneId, Delivery)>,
     ) -> MutexGuard<'a, State> {
         let Some(scanned_to) = routed.first().map(|(_, delivery)| delivery.scanned_to) else { return state };
@@ -240,10 +244,14 @@ impl Dispatcher {
             }
             state = self.wait(state, left);
         }
-        // A lane that attached while the chunk was being read is not among the routed ones; the same chunk is then read
-        // again for all. Reading again is right, because deliveries below a lane's position are dropped by the lane.
-        let complete = state.lanes.keys().all(|id| routed.iter().any(|(other, _)| other == id));
-        if state.position != after || !complete {
+        // A lane that attached while the chunk was being read is not among the routed ones, or under another map; the same
+        // chunk is then read again for all. Reading again is right, because deliveries below a lane's place are dropped by
+        // the lane.
+        let is_routed = |(id, lane): (&LaneId, &Attached)| {
+            routed.iter().any(|(other, delivery)| other == id && delivery.map_version == lane.known.map_version)
+        };
+        let complete = state.lanes.iter().all(is_routed);
+        if state.place != after || !complete {
             return state;
         }
         for (id, delivery) in routed {
@@ -256,38 +264,62 @@ impl Dispatcher {
                 lane.wake.notify_one();
             }
         }
-        state.position = scanned_to;
+        state.place = scanned_to;
         state
     }
 }
 
-/// Reads a chunk after `after` and selects each lane's events.
-fn read_and_route(
-    reader: &LogReader,
-    after: u64,
-    until: u64,
-    lanes: &[(LaneId, Arc<Known>)],
-) -> Result<Vec<(LaneId, Delivery)>, ReadError> {
-    let Chunk { events, scanned_to } = reader.read(after, until, CHUNK_EVENTS, CHUNK_BYTES)?;
+/// Selects each lane's events of a chunk.
+fn route(chunk: Chunk, lanes: &[(LaneId, Arc<Known>)]) -> Vec<(LaneId, Delivery)> {
+    let Chunk { events, scanned_to } = chunk;
     let chunk = Arc::new(events);
     // Each projection finds the lane of an event once, for all its lanes.
-    let mut places: HashMap<LaneId, Vec<u32>> = HashMap::new();
+    let mut places: HashMap<(LaneId, i64), Vec<u32>> = HashMap::new();
     let mut projections: Vec<&Arc<Known>> = Vec::new();
     for (_, known) in lanes {
-        if !projections.iter().any(|other| Arc::ptr_eq(other, known)) {
+        // Once for each map, also while lanes hold it with different policies: else they would be given events twice.
+        if !projections.iter().any(|other| other.name == known.name && other.map_version == known.map_version) {
             projections.push(known);
         }
     }
     for known in projections {
-        for (place, stored) in (0u32..).zip(chunk.iter()) {
-            if let Some(lane) = known.lane_of(stored) {
-                places.entry(LaneId { projection: Arc::clone(&known.name), lane }).or_default().push(place);
+        for (place, placed) in (0u32..).zip(chunk.iter()) {
+            if let Some(lane) = known.lane_of(placed) {
+                let id = LaneId { projection: Arc::clone(&known.name), lane };
+                places.entry((id, known.map_version)).or_default().push(place);
             }
         }
     }
-    let delivery = |(id, _): &(LaneId, Arc<Known>)| {
-        let places = places.remove(id).unwrap_or_default();
-        (id.clone(), Delivery { chunk: Arc::clone(&chunk), places, scanned_to })
+    // Lanes of one projection may have attached under different maps for a moment: each gets what its own map says.
+    let delivery = |(id, known): &(LaneId, Arc<Known>)| {
+        let places = places.remove(&(id.clone(), known.map_version)).unwrap_or_default();
+        (id.clone(), Delivery { chunk: Arc::clone(&chunk), places, map_version: known.map_version, scanned_to })
     };
-    Ok(lanes.iter().map(delivery).collect())
+    lanes.iter().map(delivery).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::catalog::known;
+    use super::*;
+    use lanes_core::event::Event;
+
+    /// While a policy or a map changes, lanes of one projection are attached with what they know at that time.
+    #[test]
+    fn each_lane_is_given_each_of_its_events_once_by_the_map_it_knows() {
+        let event = |key: u32| Event { event_type: "T".into(), key: key.to_string(), ts: 0, payload: "{}".into() };
+        let events: Vec<PlacedEvent> =
+            (0..200).map(|key| PlacedEvent { place: Place::at(u64::from(key) + 1), event: event(key) }).collect();
+        let (old, same_map, new_map) = (known(4, 1), known(4, 1), known(2, 2));
+        let lane = |known: &Arc<Known>, lane| (LaneId { projection: Arc::clone(&known.name), lane }, Arc::clone(known));
+        let lanes = [lane(&old, 0), lane(&same_map, 1), lane(&old, 2), lane(&new_map, 3)];
+        let chunk = Chunk { events: events.clone(), scanned_to: Place::at(200) };
+        for (id, delivery) in route(chunk, &lanes) {
+            let known = lanes.iter().find(|(other, _)| *other == id).map(|(_, known)| known).unwrap();
+            let own: Vec<&PlacedEvent> =
+                events.iter().filter(|placed| known.lane_of(placed) == Some(id.lane)).collect();
+            assert_eq!(delivery.events().collect::<Vec<_>>(), own, "lane {}", id.lane);
+            assert_eq!(own.is_empty(), id.lane == 3, "there are two lanes in the new map");
+        }
+    }
 }

@@ -13,27 +13,34 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use lanes_core::event::Event;
+use lanes_core::place::Place;
 use lanes_core::projection::policy::{Backoff, OnError};
 use lanes_core::projection::{DataError, EventView, Fold, Policy, Projection};
 use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
 
+use super::batch::Tally;
+use super::failure::Failure;
+use super::owned::Owned;
 use super::session::{Fault, classify, describe};
-use super::worker::{Failure, Owned, Session};
-use crate::log::reader::StoredEvent;
+use super::source::PlacedEvent;
+use super::worker::Session;
 use crate::projection::upsert::{self, Parameter};
 
-/// A key's slot and text.
-pub type Place = (u32, String);
+/// A parked key: its slot and text.
+pub type ParkedKey = (u32, String);
 
 /// The parked keys of a lane, each with the time of its next try; none: when it is asked for.
-pub type Parked = HashMap<Place, Option<Instant>>;
+pub type Parked = HashMap<ParkedKey, Option<Instant>>;
 
 /// More failing keys than this in one batch, and more than a tenth of its keys, stop the lane.
 const MANY_KEYS: usize = 10;
 
 /// So many failing events without one that could be applied stop the lane.
 const MANY_IN_A_ROW: u32 = 25;
+
+/// Undoes a part. Without the release the next part would be nested in what is left of this one.
+const UNDO_PART: &str = "ROLLBACK TO SAVEPOINT part; RELEASE SAVEPOINT part";
 
 /// The most parked events of a key that are applied in one transaction.
 const RETRY_EVENTS: i32 = 1000;
@@ -68,10 +75,10 @@ enum PartFailure {
 #[derive(Default)]
 struct Outcome<'e> {
     /// Events that wait, with the reason where it parks the key, in order.
-    parked: Vec<(&'e StoredEvent, Place, Option<Reason>)>,
-    skipped: Vec<(&'e StoredEvent, String, Option<Reason>)>,
+    parked: Vec<(&'e PlacedEvent, ParkedKey, Option<Reason>)>,
+    skipped: Vec<(&'e PlacedEvent, String, Option<Reason>)>,
     /// Keys parked by this batch.
-    failed: HashSet<Place>,
+    failed: HashSet<ParkedKey>,
     skipped_null_key: u64,
     applied: usize,
 }
@@ -107,6 +114,7 @@ fn milliseconds(pause: Option<Duration>) -> Option<i64> {
 struct Columns<'e> {
     slots: Vec<i32>,
     keys: Vec<&'e str>,
+    ticks: Vec<i64>,
     positions: Vec<i64>,
     types: Vec<&'e str>,
     event_keys: Vec<&'e str>,
@@ -117,14 +125,15 @@ struct Columns<'e> {
 }
 
 impl<'e> Columns<'e> {
-    fn push(&mut self, stored: &'e StoredEvent, slot: u32, key: &'e str, reason: Option<&'e Reason>) {
+    fn push(&mut self, placed: &'e PlacedEvent, slot: u32, key: &'e str, reason: Option<&'e Reason>) {
         self.slots.push(slot as i32);
         self.keys.push(key);
-        self.positions.push(stored.position as i64);
-        self.types.push(&stored.event.event_type);
-        self.event_keys.push(&stored.event.key);
-        self.times.push(stored.event.ts);
-        self.payloads.push(&stored.event.payload);
+        self.ticks.push(placed.place.tick as i64);
+        self.positions.push(placed.place.position as i64);
+        self.types.push(&placed.event.event_type);
+        self.event_keys.push(&placed.event.key);
+        self.times.push(placed.event.ts);
+        self.payloads.push(&placed.event.payload);
         self.sqlstates.push(reason.map(|reason| reason.sqlstate.as_str()));
         self.errors.push(reason.map(|reason| reason.text.as_str()));
     }
@@ -153,36 +162,36 @@ impl Session<'_> {
         &mut self,
         lane: &mut Owned,
         rules: &Projection,
-        events: &[&StoredEvent],
-        to: u64,
+        events: &[&PlacedEvent],
+        to: Place,
     ) -> Result<(), Failure> {
-        let table = self.begin(lane).await?;
+        let table = self.begin(lane, to).await?;
         self.read_parked(lane).await?;
         let skips = self.skips_ahead(lane).await?;
         let slots = lane.known.slots();
         let views: Vec<EventView<'_>> =
-            events.iter().map(|stored| EventView::new(stored.position, &stored.event)).collect();
-        let mut keys: Vec<Place> = Vec::with_capacity(events.len());
+            events.iter().map(|placed| EventView::new(placed.place.position, &placed.event)).collect();
+        let mut keys: Vec<ParkedKey> = Vec::with_capacity(events.len());
         keys.extend(views.iter().map(|view| rules.parking_place(view, slots)));
 
         let mut outcome = Outcome::default();
         let mut noted = HashSet::new();
-        let mut stop: Option<(u64, Reason)> = None;
+        let mut stop: Option<(Place, Reason)> = None;
         // Parts still to do, the next one last.
         let mut parts = Vec::new();
         parts.push(0..events.len());
         'parts: while let Some(range) = parts.pop() {
             let mut part = Vec::with_capacity(range.len());
             for index in range {
-                let (stored, place) = (events[index], &keys[index]);
-                let skip = skips.contains(&stored.position);
+                let (placed, place) = (events[index], &keys[index]);
+                let skip = skips.contains(&placed.place.position);
                 if !skip && !lane.parked.contains_key(place) && !outcome.failed.contains(place) {
                     part.push(index);
-                } else if noted.insert(stored.position) {
+                } else if noted.insert(placed.place.position) {
                     // A part is looked at again when it was halved, but an event waits once.
                     match skip {
-                        true => outcome.skipped.push((stored, place.1.clone(), None)),
-                        false => outcome.parked.push((stored, place.clone(), None)),
+                        true => outcome.skipped.push((placed, place.1.clone(), None)),
+                        false => outcome.parked.push((placed, place.clone(), None)),
                     }
                 }
             }
@@ -213,19 +222,19 @@ impl Session<'_> {
                     reason
                 }
             };
-            let (stored, place) = (events[first], keys[first].clone());
+            let (placed, place) = (events[first], keys[first].clone());
             match rules.policy.on_error {
                 OnError::Block => {
-                    stop = Some((stored.position, reason));
+                    stop = Some((placed.place, reason));
                     break 'parts;
                 }
                 OnError::Skip => {
                     lane.failed_in_a_row += 1;
-                    outcome.skipped.push((stored, place.1, Some(reason)));
+                    outcome.skipped.push((placed, place.1, Some(reason)));
                 }
                 OnError::Park => {
                     lane.failed_in_a_row += 1;
-                    outcome.parked.push((stored, place.clone(), Some(reason)));
+                    outcome.parked.push((placed, place.clone(), Some(reason)));
                     outcome.failed.insert(place);
                 }
             }
@@ -234,10 +243,11 @@ impl Session<'_> {
             }
             self.check_breaker(lane, &keys, &outcome)?;
         }
-        let to = stop.as_ref().map_or(to, |(position, _)| position - 1);
+        let to = stop.as_ref().map_or(to, |(place, _)| place.before());
         self.record(lane, rules, &outcome).await?;
-        if to > lane.position || !outcome.parked.is_empty() || !outcome.skipped.is_empty() {
-            self.commit(lane, to.max(lane.position), outcome.skipped_null_key).await?;
+        if to > lane.place || !outcome.parked.is_empty() || !outcome.skipped.is_empty() {
+            let done = events.iter().take_while(|placed| placed.place <= to).copied().collect::<Vec<_>>();
+            self.commit(lane, to.max(lane.place), Tally::of(&done, outcome.skipped_null_key)).await?;
         } else {
             self.client.batch_execute("ROLLBACK").await?;
         }
@@ -245,32 +255,32 @@ impl Session<'_> {
             lane.failed_in_a_row = 0;
         }
         if !outcome.failed.is_empty() {
-            for (stored, (_, key), reason) in &outcome.parked {
+            for (placed, (_, key), reason) in &outcome.parked {
                 if let Some(reason) = reason {
-                    tracing::warn!(projection = %lane.id.projection, lane = lane.id.lane, position = stored.position,
+                    tracing::warn!(projection = %lane.id.projection, lane = lane.id.lane, position = placed.place.position,
                         key, "key parked: {}", reason.text);
                 }
             }
             self.read_parked(lane).await?;
         }
-        for (stored, key, reason) in &outcome.skipped {
+        for (placed, key, reason) in &outcome.skipped {
             let reason = reason.as_ref().map_or("it was asked for", |reason| reason.text.as_str());
-            tracing::warn!(projection = %lane.id.projection, lane = lane.id.lane, position = stored.position, key,
+            tracing::warn!(projection = %lane.id.projection, lane = lane.id.lane, position = placed.place.position, key,
                 "event skipped: {reason}");
         }
         match stop {
             None => Ok(()),
-            Some((position, reason)) => Err(Failure::AtEvent(position, reason.text)),
+            Some((place, reason)) => Err(Failure::AtEvent(place.position, reason.text)),
         }
     }
 
-    fn check_breaker(&self, lane: &Owned, keys: &[Place], outcome: &Outcome<'_>) -> Result<(), Failure> {
+    fn check_breaker(&self, lane: &Owned, keys: &[ParkedKey], outcome: &Outcome<'_>) -> Result<(), Failure> {
         let failed = outcome.failed.len();
         let latest = outcome.parked.iter().rev().find_map(|(_, _, reason)| reason.as_ref());
         let latest = latest.or_else(|| outcome.skipped.last().and_then(|(_, _, reason)| reason.as_ref()));
         let latest = latest.map_or("", |reason| reason.text.as_str());
         if failed > MANY_KEYS {
-            let all: HashSet<&Place> = keys.iter().collect();
+            let all: HashSet<&ParkedKey> = keys.iter().collect();
             if failed * 10 > all.len() {
                 return Err(Failure::Permanent(format!(
                     "too many keys fail: {failed} of the {} keys in one batch, so nothing is parked; the latest: {latest}",
@@ -311,7 +321,7 @@ impl Session<'_> {
                     fold.add(view)
                 });
                 if let Err(error) = added {
-                    self.client.batch_execute("ROLLBACK TO SAVEPOINT part").await.map_err(batch)?;
+                    self.client.batch_execute(UNDO_PART).await.map_err(batch)?;
                     let at = at + part.iter().position(|first| first.position() == run[0].position()).unwrap_or(0);
                     return Err(if at == 0 { PartFailure::First(error.into()) } else { PartFailure::At(at) });
                 }
@@ -323,14 +333,14 @@ impl Session<'_> {
                     WriteFailure::OutOfRange(text) => Reason { sqlstate: "22003".to_owned(), text },
                     WriteFailure::Postgres(error) => self.reason_of(lane, rules, error)?,
                 };
-                self.client.batch_execute("ROLLBACK TO SAVEPOINT part").await.map_err(batch)?;
+                self.client.batch_execute(UNDO_PART).await.map_err(batch)?;
                 return Err(PartFailure::Some(reason));
             }
         }
         let ended = self.client.batch_execute("SET CONSTRAINTS ALL IMMEDIATE; RELEASE SAVEPOINT part").await;
         if let Err(error) = ended {
             let reason = self.reason_of(lane, rules, error)?;
-            self.client.batch_execute("ROLLBACK TO SAVEPOINT part").await.map_err(batch)?;
+            self.client.batch_execute(UNDO_PART).await.map_err(batch)?;
             return Err(PartFailure::Some(reason));
         }
         Ok(skipped_null_key)
@@ -390,13 +400,13 @@ impl Session<'_> {
         let (projection, number) = (&*lane.id.projection, lane.id.lane as i32);
         if !outcome.parked.is_empty() {
             let mut columns = Columns::default();
-            for (stored, (slot, key), reason) in &outcome.parked {
-                columns.push(stored, *slot, key, reason.as_ref());
+            for (placed, (slot, key), reason) in &outcome.parked {
+                columns.push(placed, *slot, key, reason.as_ref());
             }
             let retry = milliseconds(retry_after(&rules.policy, 1));
             let statement =
-                self.prepare("SELECT lanes.park($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)").await?;
-            let parameters: [&(dyn ToSql + Sync); 13] = [
+                self.prepare("SELECT lanes.park($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)").await?;
+            let parameters: [&(dyn ToSql + Sync); 14] = [
                 &projection,
                 &number,
                 &lane.epoch,
@@ -410,6 +420,7 @@ impl Session<'_> {
                 &columns.sqlstates,
                 &columns.errors,
                 &retry,
+                &columns.ticks,
             ];
             let waiting: i64 = self.client.query_one(&statement, &parameters).await?.try_get(0)?;
             if waiting > i64::from(rules.policy.parked_limit) {
@@ -422,8 +433,8 @@ impl Session<'_> {
         }
         if !outcome.skipped.is_empty() {
             let mut columns = Columns::default();
-            for (stored, key, reason) in &outcome.skipped {
-                columns.push(stored, 0, key, reason.as_ref());
+            for (placed, key, reason) in &outcome.skipped {
+                columns.push(placed, 0, key, reason.as_ref());
             }
             let statement =
                 self.prepare("SELECT lanes.skip_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)").await?;
@@ -467,11 +478,11 @@ impl Session<'_> {
         retried.map(|()| true)
     }
 
-    async fn retry_key(&mut self, lane: &mut Owned, rules: &Projection, place: &Place) -> Result<(), Failure> {
-        let table = self.begin(lane).await?;
+    async fn retry_key(&mut self, lane: &mut Owned, rules: &Projection, place: &ParkedKey) -> Result<(), Failure> {
+        let table = self.begin(lane, lane.place).await?;
         let statement = self
             .prepare(
-                "SELECT position, event_type, event_key, event_ts, payload, attempts \
+                "SELECT position, event_type, event_key, event_ts, payload, attempts, tick \
                  FROM lanes.parked_events($1, $2, $3, $4)",
             )
             .await?;
@@ -488,11 +499,12 @@ impl Session<'_> {
                 ts: row.try_get(3)?,
                 payload: row.try_get(4)?,
             };
-            events.push(StoredEvent { position: row.try_get::<_, i64>(0)? as u64, stored_at: 0, event });
+            let place = Place { tick: row.try_get::<_, i64>(6)? as u64, position: row.try_get::<_, i64>(0)? as u64 };
+            events.push(PlacedEvent { place, event });
             attempts = row.try_get(5)?;
         }
         let views: Vec<EventView<'_>> =
-            events.iter().map(|stored| EventView::new(stored.position, &stored.event)).collect();
+            events.iter().map(|placed| EventView::new(placed.place.position, &placed.event)).collect();
         let (mut applied, mut skipped_null_key, mut failed) = (0, 0, None);
         let mut length = views.len();
         while applied < views.len() && length > 0 {
@@ -515,16 +527,26 @@ impl Session<'_> {
                 }
             }
         }
-        let applied_to = applied.checked_sub(1).map_or(0, |last| events[last].position as i64);
+        let applied_to = applied.checked_sub(1).map_or(Place::default(), |last| events[last].place);
         let attempts = if applied > 0 { 1 } else { attempts.max(0) as u32 + 1 };
         let retry = failed.as_ref().and_then(|_| milliseconds(retry_after(&rules.policy, attempts)));
         let (sqlstate, error) = failed.map(|reason| (reason.sqlstate, reason.text)).unzip();
-        let statement = self.prepare("SELECT lanes.unpark($1, $2, $3, $4, $5, $6, $7, $8, $9)").await?;
+        let statement = self.prepare("SELECT lanes.unpark($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)").await?;
         let number = lane.id.lane as i32;
-        let parameters: [&(dyn ToSql + Sync); 9] =
-            [&projection, &number, &lane.epoch, &slot, &place.1, &applied_to, &sqlstate, &error, &retry];
+        let parameters: [&(dyn ToSql + Sync); 10] = [
+            &projection,
+            &number,
+            &lane.epoch,
+            &slot,
+            &place.1,
+            &(applied_to.position as i64),
+            &sqlstate,
+            &error,
+            &retry,
+            &(applied_to.tick as i64),
+        ];
         let freed: bool = self.client.query_one(&statement, &parameters).await?.try_get(0)?;
-        self.commit(lane, lane.position, skipped_null_key).await?;
+        self.commit(lane, lane.place, Tally::of(&[], skipped_null_key)).await?;
         if freed {
             tracing::info!(projection = %lane.id.projection, lane = lane.id.lane, key = place.1, applied,
                 "parked key applied");

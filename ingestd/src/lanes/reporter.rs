@@ -1,17 +1,20 @@
-//! Once a second: tells Postgres how far the log is, and reads which projections there are and what they still need.
+//! Once a second, and when a worker asks: tells Postgres how far the log is, and reads which projections there are, how
+//! their lanes stand, and what they still need.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_postgres::{Client, Config, Error};
 use uuid::Uuid;
 
+use super::batch::TIMES_MS;
 use super::board::Board;
 use super::catalog::Catalog;
 use super::hold::HoldHistory;
 use super::session::{connect, describe};
-use crate::log::horizon::Horizon;
+use super::source::Source;
+use super::standing::{Overview, Watch};
 use crate::log::reader::LogReader;
 
 /// Time between two reports.
@@ -21,51 +24,70 @@ pub const INTERVAL: Duration = Duration::from_secs(1);
 pub struct Reporter {
     /// How to reach Postgres.
     pub config: Config,
-    /// The log's id.
-    pub log_id: Uuid,
-    /// The log's horizon.
-    pub horizon: Arc<Horizon>,
-    /// Reads the time of storing at the horizon.
-    pub reader: Mutex<LogReader>,
-    /// The position up to which retention has deleted.
-    pub floor: Box<dyn Fn() -> u64 + Send + Sync>,
-    /// What retention must leave.
-    pub hold: Arc<HoldHistory>,
-    /// How long events stay after they were applied; may change.
-    pub keep_applied: Arc<Mutex<Duration>>,
+    /// The log.
+    pub source: Arc<Source>,
+    /// What is told of a log of the daemon's own; none for a table, whose ticks tell it.
+    pub own: Option<OwnLog>,
     /// Where the status is.
     pub board: Arc<Board>,
     /// Gets the projections.
     pub catalog: watch::Sender<Arc<Catalog>>,
+    /// Gets how the lanes stand.
+    pub overview: watch::Sender<Arc<Overview>>,
+    /// Notified when a worker wants to know anew.
+    pub refresh: Arc<Notify>,
+}
+
+/// What the reporter needs of a log of the daemon's own.
+pub struct OwnLog {
+    /// Reads the event at the horizon.
+    pub reader: Mutex<LogReader>,
+    /// What retention must leave.
+    pub hold: Arc<HoldHistory>,
+    /// How long events stay after they were applied; may change.
+    pub keep_applied: Arc<Mutex<Duration>>,
 }
 
 impl Reporter {
     /// Reports until `stop` is true.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut client = None;
+        let mut watch = Watch::default();
         loop {
-            let outcome = match client.take() {
-                Some(connected) => self.round(connected).await,
-                None => match connect(&self.config, "ingestd reporter").await {
-                    Ok(connected) => self.round(connected).await,
-                    Err(error) => Err(describe(&error)),
-                },
-            };
-            match outcome {
-                Ok((connected, trouble)) => {
-                    self.note(trouble);
-                    client = Some(connected);
-                }
-                Err(reason) => {
-                    self.hold.lost_sight();
-                    self.note(Some(reason));
+            // The ticker says why there is no log yet.
+            if let Some(log_id) = self.source.log_id() {
+                let outcome = match client.take() {
+                    Some(connected) => self.round(connected, log_id, &mut watch).await,
+                    None => match connect(&self.config, "ingestd reporter").await {
+                        Ok(connected) => self.round(connected, log_id, &mut watch).await,
+                        Err(error) => Err(describe(&error)),
+                    },
+                };
+                match outcome {
+                    Ok((connected, trouble)) => {
+                        self.note(trouble);
+                        client = Some(connected);
+                    }
+                    Err(reason) => {
+                        self.lose_sight();
+                        self.note(Some(reason));
+                    }
                 }
             }
             tokio::select! {
                 () = tokio::time::sleep(INTERVAL) => {}
+                () = self.refresh.notified() => {}
                 _ = stop.wait_for(|stop| *stop) => return,
             }
         }
+    }
+
+    fn lose_sight(&self) {
+        if let Some(own) = &self.own {
+            own.hold.lost_sight();
+        }
+        // Nobody claims or releases a lane by what was so before.
+        self.overview.send_replace(Arc::default());
     }
 
     fn note(&self, trouble: Option<String>) {
@@ -80,58 +102,58 @@ impl Reporter {
     }
 
     /// One report and one look at the projections. Gives the client back, and why lanes must not work.
-    async fn round(&self, client: Client) -> Result<(Client, Option<String>), String> {
-        let own = self.horizon.position();
-        let standing = self.report(&client, own).await.map_err(|error| describe(&error))?;
-        if standing > own {
-            let reason = format!(
-                "the log's horizon is {own}, but {standing} was reported to Postgres before: the log was restored from \
-                 an older copy, so lanes cannot go on"
-            );
-            self.catalog.send_replace(Arc::default());
-            self.hold.lost_sight();
-            return Ok((client, Some(reason)));
+    async fn round(&self, client: Client, log_id: Uuid, watch: &mut Watch) -> Result<(Client, Option<String>), String> {
+        if let Some(own) = &self.own {
+            let horizon = self.source.horizon().position;
+            let standing = self.report(&client, log_id, own, horizon).await.map_err(|error| describe(&error))?;
+            if standing > horizon {
+                let reason = format!(
+                    "the log's horizon is {horizon}, but {standing} was reported to Postgres before: the log was restored \
+                     from an older copy, so lanes cannot go on"
+                );
+                self.catalog.send_replace(Arc::default());
+                self.lose_sight();
+                return Ok((client, Some(reason)));
+            }
+            let least = client
+                .query_opt(include_str!("../../../sql/queries/least_checkpoint.sql"), &[&log_id])
+                .await
+                .and_then(|row| {
+                    row.map(|row| Ok((row.try_get::<_, i64>(0)?.max(0) as u64, row.try_get(1)?))).transpose()
+                })
+                .map_err(|error| describe(&error))?;
+            let keep = *own.keep_applied.lock().unwrap_or_else(PoisonError::into_inner);
+            own.hold.note(Instant::now(), horizon, least, keep);
         }
-        let least = client
-            .query_opt(include_str!("../../../sql/queries/least_checkpoint.sql"), &[&self.log_id])
-            .await
-            .and_then(|row| row.map(|row| Ok((row.try_get::<_, i64>(0)?.max(0) as u64, row.try_get(1)?))).transpose())
-            .map_err(|error| describe(&error))?;
-        let keep = *self.keep_applied.lock().unwrap_or_else(PoisonError::into_inner);
-        self.hold.note(Instant::now(), own, least, keep);
         let before = Arc::clone(&self.catalog.borrow());
-        let catalog = Catalog::read(&client, self.log_id, &before).await.map_err(|error| describe(&error))?;
+        let catalog = Catalog::read(&client, log_id, &before).await.map_err(|error| describe(&error))?;
         self.board.set_catalog(&catalog);
-        let checkpoints = client
-            .query(include_str!("../../../sql/queries/checkpoints.sql"), &[&self.log_id])
-            .await
-            .map_err(|error| describe(&error))?;
-        self.board.set_foreign_positions(checkpoints.iter().map(|row| {
-            let (lane, position): (i32, i64) = (row.get(1), row.get(2));
-            (row.get(0), lane.max(0) as u32, position.max(0) as u64)
-        }));
+        let overview = watch.read(&client, log_id, &catalog).await.map_err(|error| describe(&error))?;
+        self.board.set_foreign_places(overview.lanes.iter().map(|standing| (&standing.id, standing.place)));
         if catalog.projections.len() != before.projections.len()
             || catalog.projections.iter().zip(&before.projections).any(|(new, old)| !Arc::ptr_eq(new, old))
         {
             self.catalog.send_replace(Arc::new(catalog));
         }
+        self.overview.send_replace(Arc::new(overview));
         Ok((client, None))
     }
 
-    /// Time of storing of the event at `position`. None for an empty log, and for one that cannot be read, which the
-    /// lanes will say; the report goes out all the same.
-    fn stored_at(&self, position: u64) -> Option<i64> {
-        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Times of the event at `position`: of storing, and its own. None for an empty log, and for one that cannot be read,
+    /// which the lanes will say; the report goes out all the same.
+    fn times_at(own: &OwnLog, position: u64) -> Option<(i64, i64)> {
+        let reader = own.reader.lock().unwrap_or_else(PoisonError::into_inner);
         let chunk = reader.read(position.checked_sub(1)?, position, 1, usize::MAX).ok()?;
-        chunk.events.first().map(|stored| stored.stored_at)
+        chunk.events.first().map(|stored| (stored.stored_at, stored.event.ts))
     }
 
-    async fn report(&self, client: &Client, horizon: u64) -> Result<u64, Error> {
-        let time = self.stored_at(horizon);
+    async fn report(&self, client: &Client, log_id: Uuid, own: &OwnLog, horizon: u64) -> Result<u64, Error> {
+        let (stored_at, event_time) = Reporter::times_at(own, horizon).unzip();
+        let event_time = event_time.filter(|time| TIMES_MS.contains(time));
         let row = client
             .query_one(
                 include_str!("../../../sql/queries/report_log.sql"),
-                &[&self.log_id, &(horizon as i64), &time, &((self.floor)() as i64)],
+                &[&log_id, &(horizon as i64), &stored_at, &(self.source.floor() as i64), &event_time],
             )
             .await?;
         Ok(row.try_get::<_, i64>(0)?.max(0) as u64)

@@ -1,6 +1,6 @@
 //! `ingestd apply`: defines the projections of a YAML file in Postgres.
 //!
-//! The file applies whole or not at all: one transaction registers the log, creates the tables, indexes, views and
+//! The file applies whole or not at all: one transaction registers the daemon's log, creates the tables, indexes, views and
 //! query functions that are missing, checks those that exist, and defines the projections (`lanes.define`, which refuses
 //! a change that would need a rebuild). A dry run does the same, shows the statements, and rolls back; only indexes of
 //! tables that exist are not built for it.
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use lanes_core::projection::definition::CHANGEABLE;
 use lanes_core::projection::{DefinitionError, Document, Projection, Query, parse_document};
-use tokio_postgres::{Client, NoTls, Transaction};
+use tokio_postgres::{Client, GenericClient, NoTls, Transaction};
 use uuid::Uuid;
 
 use super::function::{self, create_function_sql, signature};
@@ -43,6 +43,9 @@ pub enum ApplyError {
     /// There is no log yet.
     #[error("there is no log in {0} yet; start ingestd run first")]
     NoLog(PathBuf),
+    /// The table is no log.
+    #[error("table {0} is not a log; run SELECT lanes.register_log('{0}') in its database first")]
+    NoTable(String),
     /// The log cannot be read.
     #[error(transparent)]
     Shard(#[from] ShardError),
@@ -101,31 +104,63 @@ pub fn apply(file: &Path, config: &Config, settings: &Path, dry_run: bool) -> Re
     })?;
     let document = parse_document(&json)
         .map_err(|error| ApplyError::Definition(file.to_owned(), refusal(&error, &Lines::of(&text))))?;
-    let (postgres, log_id) = postgres_and_log(config, settings)?;
+    let (postgres, log) = postgres_and_log(config, settings)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (mut client, connection) = postgres.connect(NoTls).await?;
         tokio::spawn(connection);
         let mut applying = Applying::begin(&mut client, dry_run).await?;
+        let log_id = log.find(&applying.transaction).await?;
+        if let Log::Own(_) = log {
+            let register = include_str!("../../../sql/queries/register_log.sql");
+            applying.transaction.execute(register, &[&log_id]).await?;
+        }
         applying.document(&json, &document, log_id).await?;
         applying.end().await
     })
 }
 
-/// How to reach Postgres, and the id of the log that the settings name.
+/// The log that the settings name.
+pub enum Log {
+    /// One of the daemon's own, by its id.
+    Own(Uuid),
+    /// A table of events.
+    Table(String),
+}
+
+impl Log {
+    /// Its id.
+    ///
+    /// # Errors
+    /// [`ApplyError::NoTable`] if the table is no log, and what Postgres says.
+    pub async fn find(&self, client: &impl GenericClient) -> Result<Uuid, ApplyError> {
+        match self {
+            Log::Own(log_id) => Ok(*log_id),
+            Log::Table(table) => {
+                let row = client.query_opt(include_str!("../../../sql/queries/events_table.sql"), &[table]).await?;
+                Ok(row.ok_or_else(|| ApplyError::NoTable(table.clone()))?.try_get(0)?)
+            }
+        }
+    }
+}
+
+/// How to reach Postgres, and the log that the settings name.
 ///
 /// # Errors
 /// [`ApplyError`].
-pub fn postgres_and_log(config: &Config, settings: &Path) -> Result<(tokio_postgres::Config, Uuid), ApplyError> {
+pub fn postgres_and_log(config: &Config, settings: &Path) -> Result<(tokio_postgres::Config, Log), ApplyError> {
     let postgres = config.postgres.as_deref().ok_or_else(|| ConfigError::Absent(settings.to_owned(), "postgres"))?;
     let postgres = postgres_config(postgres)?;
+    if let Some(table) = config.events_table() {
+        return Ok((postgres, Log::Table(table.to_owned())));
+    }
     let directory = config.log_settings(settings)?.data_directory;
     let first = shard_path(&directory, 0);
     let log_id = match first.exists() {
         true => shard::log_id(&first, 0)?,
         false => None,
     };
-    Ok((postgres, log_id.ok_or(ApplyError::NoLog(directory))?))
+    Ok((postgres, Log::Own(log_id.ok_or(ApplyError::NoLog(directory))?)))
 }
 
 /// One transaction that applies a file.
@@ -169,7 +204,6 @@ impl<'c> Applying<'c> {
         document: &Document,
         log_id: Uuid,
     ) -> Result<(), ApplyError> {
-        self.transaction.execute(include_str!("../../../sql/queries/register_log.sql"), &[&log_id]).await?;
         for projection in &document.projections {
             self.table(projection).await?;
             self.view(projection).await?;

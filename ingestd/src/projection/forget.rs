@@ -13,11 +13,12 @@ use crate::config::Config;
 /// # Errors
 /// [`ApplyError`], also if the log has no such projection.
 pub fn forget(projection: &str, config: &Config, settings: &Path) -> Result<(), ApplyError> {
-    let (postgres, log_id) = postgres_and_log(config, settings)?;
+    let (postgres, log) = postgres_and_log(config, settings)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let (client, connection) = postgres.connect(NoTls).await?;
         tokio::spawn(connection);
+        let log_id = log.find(&client).await?;
         let statement = include_str!("../../../sql/queries/forget_projection.sql");
         match client.execute(statement, &[&projection, &log_id]).await? {
             0 => Err(ApplyError::Postgres(format!("there is no projection \"{projection}\" of log {log_id}"))),

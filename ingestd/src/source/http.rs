@@ -59,8 +59,10 @@ pub struct Server {
     log: Arc<Log>,
     limits: RequestLimits,
     memory: Arc<Semaphore>,
-    status: Box<dyn Fn() -> Status + Send + Sync>,
 }
+
+/// Where the status comes from.
+pub type StatusSource = Box<dyn Fn() -> Status + Send + Sync>;
 
 /// The answer to a request whose events are durable.
 #[derive(Debug, Serialize, Deserialize)]
@@ -93,23 +95,34 @@ impl IntoResponse for Refused {
     }
 }
 
-/// The routes of the daemon.
-pub fn router(log: Arc<Log>, limits: RequestLimits, status: Box<dyn Fn() -> Status + Send + Sync>) -> Router {
+/// The routes of a daemon with a log of its own.
+pub fn router(log: Arc<Log>, limits: RequestLimits, status: StatusSource) -> Router {
     let memory = Arc::new(Semaphore::new(limits.in_flight_bytes));
-    Router::new()
+    let ingest = Router::new()
         .route("/v1/events", post(post_events))
         .route("/v1/producers/{name}", get(get_producer))
-        .route("/v1/status", get(get_status))
-        .route("/readyz", get(|| async { "ready\n" }))
-        .method_not_allowed_fallback(|| async {
-            Refused::new(StatusCode::METHOD_NOT_ALLOWED, "this path has another method; see POST /v1/events")
-        })
-        .fallback(|| async { Refused::new(StatusCode::NOT_FOUND, "there is no such path; see POST /v1/events") })
-        .with_state(Arc::new(Server { log, limits, memory, status }))
+        .with_state(Arc::new(Server { log, limits, memory }));
+    with_status(ingest, status, "see POST /v1/events")
 }
 
-async fn get_status(State(server): State<Arc<Server>>) -> Json<Status> {
-    Json((server.status)())
+/// The routes of a daemon that works on a table of events.
+pub fn status_router(status: StatusSource) -> Router {
+    with_status(Router::new(), status, "events are appended to the table, see GET /v1/status")
+}
+
+/// `hint` says where to go from a path or a method that there is not.
+fn with_status(routes: Router, status: StatusSource, hint: &'static str) -> Router {
+    routes
+        .route("/readyz", get(|| async { "ready\n" }))
+        .route("/v1/status", get(get_status).with_state(Arc::new(status)))
+        .method_not_allowed_fallback(move || async move {
+            Refused::new(StatusCode::METHOD_NOT_ALLOWED, format!("this path has another method; {hint}"))
+        })
+        .fallback(move || async move { Refused::new(StatusCode::NOT_FOUND, format!("there is no such path; {hint}")) })
+}
+
+async fn get_status(State(status): State<Arc<StatusSource>>) -> Json<Status> {
+    Json(status())
 }
 
 async fn get_producer(

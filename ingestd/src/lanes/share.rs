@@ -1,0 +1,164 @@
+//! The share of a worker: it tells that it lives, claims lanes and releases them as `lanes_core::balance` says, and follows
+//! the maps.
+
+use std::sync::Arc;
+
+use lanes_core::place::Place;
+use tokio::time::Instant;
+use tokio_postgres::types::ToSql;
+
+use super::board::LaneState;
+use super::catalog::{Catalog, Known, LaneId};
+use super::failure::Failure;
+use super::owned::Owned;
+use super::session::{Fault, classify, describe};
+use super::standing::Overview;
+use super::worker::{PERMANENT_PAUSES, Session, Settled, pause};
+
+impl Session<'_> {
+    /// Tells that this worker lives.
+    pub(super) async fn heartbeat(&mut self) -> Result<(), String> {
+        let told = self.client.query("SELECT lanes.heartbeat($1, $2)", &[&self.name, &self.log_id]).await;
+        match told {
+            Err(error) if classify(&error) == Fault::Connection => Err(describe(&error)),
+            Err(error) => {
+                tracing::error!("cannot tell that a worker lives: {}", describe(&error));
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+        }
+    }
+
+    /// Takes over the projections as they are now, and gives up the lanes that are no more.
+    pub(super) async fn follow(&mut self, catalog: &Catalog) -> Result<(), String> {
+        let dispatcher = &self.shared.dispatcher;
+        let mut gone = Vec::new();
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            match catalog.find(&lane.id.projection) {
+                Some(known) if Arc::ptr_eq(known, &lane.known) || known.map_version < lane.known.map_version => {}
+                Some(known) if known.has_lane(lane.id.lane) => lane.follow(known, dispatcher),
+                // While Postgres says nothing the catalog is empty; begin_batch tells what became of a projection.
+                Some(_) => gone.push(index),
+                None => {}
+            }
+        }
+        for index in gone.into_iter().rev() {
+            let lane = self.lanes.swap_remove(index);
+            dispatcher.detach(&lane.id);
+            tracing::info!(projection = %lane.id.projection, lane = lane.id.lane, "the lane has no slots any more");
+            self.give_up(&lane).await?;
+        }
+        Ok(())
+    }
+
+    /// Notes where lanes have to stop; releases and claims what makes the shares fair.
+    pub(super) async fn share(&mut self, catalog: &Catalog, overview: &Overview) -> Result<(), String> {
+        for lane in &mut self.lanes {
+            if let Some(standing) = overview.find(&lane.id) {
+                lane.set_stop(standing.stop, &self.shared.dispatcher);
+            }
+        }
+        let can_work = |projection: &str| catalog.find(projection).is_some_and(|known| known.rules.is_ok());
+        let (release, claim) = overview.decide(self.name, can_work);
+        if let Some(index) = release.and_then(|id| self.lanes.iter().position(|lane| lane.id == *id)) {
+            let lane = self.lanes.swap_remove(index);
+            tracing::info!(projection = %lane.id.projection, lane = lane.id.lane, "lane released to another worker");
+            self.release(lane).await?;
+            self.shared.refresh.notify_one();
+        }
+        if self.claim_at > Instant::now() {
+            return Ok(());
+        }
+        for id in claim {
+            let Some(known) = catalog.find(&id.projection) else { continue };
+            if !self.claim(known).await? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims a lane of a projection, the one that has been without an owner for longest. Gives whether to go on.
+    async fn claim(&mut self, known: &Arc<Known>) -> Result<bool, String> {
+        let statement = "SELECT lane, epoch, tick, position FROM lanes.claim($1, $2, $3)";
+        let claimed = self.client.query_opt(statement, &[&&*known.name, &self.name, &self.log_id]).await;
+        let row = match claimed {
+            Ok(Some(row)) => row,
+            // Another worker was faster.
+            Ok(None) => return Ok(true),
+            Err(error) if classify(&error) == Fault::Connection => return Err(describe(&error)),
+            Err(error) => {
+                // The lane is left to others.
+                self.claim_at = Instant::now() + pause(PERMANENT_PAUSES, self.claim_failures);
+                self.claim_failures = self.claim_failures.saturating_add(1);
+                tracing::error!(projection = %known.name, "cannot claim a lane: {}", describe(&error));
+                return Ok(false);
+            }
+        };
+        self.claim_failures = 0;
+        let (lane, epoch): (i32, i64) = (row.get(0), row.get(1));
+        let (tick, position): (i64, i64) = (row.get(2), row.get(3));
+        let place = Place { tick: tick.max(0) as u64, position: position.max(0) as u64 };
+        let id = LaneId { projection: Arc::clone(&known.name), lane: lane.max(0) as u32 };
+        let mut owned = Owned::claimed(id, known, epoch, place);
+        tracing::info!(projection = %known.name, lane, %place, epoch, "lane claimed");
+        self.shared.board.set_place(&owned.id, place);
+        self.shared.board.set(&owned.id, LaneState::CatchingUp, None);
+        if !known.has_lane(owned.id.lane) {
+            // It is younger than what is known of the map.
+            owned.map_at_least = known.map_version + 1;
+            self.shared.refresh.notify_one();
+        }
+        let floor = Place::at(self.shared.source.floor());
+        if place == Place::default() && epoch == 1 && floor > place {
+            self.begin_at(&mut owned, floor).await.map_err(Failure::into_reason)?;
+        } else if let Some(reason) = self.shared.source.out_of_place(place) {
+            owned.halted = true;
+            self.stand_still(&mut owned, LaneState::Stopped, &reason, None).await?;
+        }
+        self.lanes.push(owned);
+        Ok(true)
+    }
+
+    /// Gives a lane up, with its checkpoint where the scan is.
+    async fn release(&mut self, mut lane: Owned) -> Result<(), String> {
+        self.shared.dispatcher.detach(&lane.id);
+        if let Some(first) = lane.waiting.first() {
+            // They are read again by the next owner.
+            lane.scanned_to = first.place.before();
+        }
+        if lane.scanned_to > lane.place {
+            let scanned_to = lane.scanned_to;
+            let flushed = self.apply(&mut lane, &[], scanned_to).await.map(|()| false);
+            if let Settled::Lost = self.settle(&mut lane, flushed).await? {
+                return Ok(());
+            }
+        }
+        self.give_up(&lane).await?;
+        self.shared.board.set(&lane.id, LaneState::Unowned, None);
+        Ok(())
+    }
+
+    /// Lets go of a lane, or of what is left of it if somebody else owns it already.
+    pub(super) async fn give_up(&self, lane: &Owned) -> Result<(), String> {
+        let parameters: [&(dyn ToSql + Sync); 3] = [&&*lane.id.projection, &(lane.id.lane as i32), &lane.epoch];
+        match self.client.query("SELECT lanes.release($1, $2, $3)", &parameters).await {
+            Err(error) if classify(&error) == Fault::Connection => Err(describe(&error)),
+            Err(error) => {
+                tracing::warn!(projection = %lane.id.projection, lane = lane.id.lane, "cannot release the lane: {}",
+                    describe(&error));
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+        }
+    }
+
+    /// Gives all lanes up, and takes back the signs of life.
+    pub(super) async fn release_all(&mut self) -> Result<(), String> {
+        while let Some(lane) = self.lanes.pop() {
+            self.release(lane).await?;
+        }
+        let goodbye = "SELECT lanes.goodbye($1, $2)";
+        self.client.query(goodbye, &[&self.name, &self.log_id]).await.map(|_| ()).map_err(|error| describe(&error))
+    }
+}

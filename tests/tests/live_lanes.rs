@@ -1,0 +1,316 @@
+//! Lanes of daemons while their maps change and while daemons come and go: every event once and in order per key, every
+//! lane owned, shares even and at rest.
+//!
+//! The events of a key are numbered from 1, and its row has a constraint: as many events as the number of the last one.
+//! So an event that is passed over, repeated or put before its predecessor cannot be committed, at any moment.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use e2e::cluster::{Cluster, project};
+use e2e::daemon::{Daemon, post};
+use e2e::random::{Random, seeds};
+
+const KEYS: u64 = 120;
+
+/// How long a state may take to come about before a test gives up.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "still not: {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// `numbers` has a writer a row, `counts` rows of lanes of their own.
+fn projections(lanes: u32) -> String {
+    format!(
+        "
+projections:
+  numbers:
+    source_events: [READ]
+    lanes: {lanes}
+    target: {{ table: public.numbers, primary_key: [meter] }}
+    fields: {{ meter: TEXT, n: BIGINT, last: BIGINT }}
+    derive: {{ meter: event.key, last: event.number }}
+    aggregates: {{ READ: {{ n: {{ op: count }} }} }}
+  counts:
+    source_events: [READ]
+    lanes: 3
+    target: {{ table: public.counts, primary_key: [kind, lane] }}
+    fields: {{ kind: TEXT, lane: INT, n: BIGINT }}
+    derive: {{ kind: event.type, lane: lane() }}
+    aggregates: {{ READ: {{ n: {{ op: count }} }} }}
+"
+    )
+}
+
+/// Applies the projections as the owner of the database, and gives the daemon's role the rest of what README says it needs.
+fn apply(cluster: &Cluster, daemon: &Daemon, lanes: u32) {
+    let file = daemon.settings_path().with_file_name("projections.yaml");
+    std::fs::write(&file, projections(lanes)).unwrap();
+    let owner = format!("postgres={}", cluster.connection_string("app"));
+    daemon.run(&["--set", &owner, "apply", file.to_str().unwrap()]);
+    cluster.psql("app", "ALTER TABLE numbers ADD CONSTRAINT once_and_in_order CHECK (n = last)");
+    cluster.psql("app", "GRANT SELECT, INSERT, UPDATE ON numbers, counts TO ingestd");
+}
+
+/// A database whose role `ingestd` has the grants of README's section on privileges: of its first block, and of its
+/// second, if the log is a table.
+fn database(cluster: &Cluster, is_table: bool) -> String {
+    cluster.create_database("app");
+    cluster.psql("app", "CREATE ROLE ingestd LOGIN");
+    if is_table {
+        cluster.psql("app", EVENTS);
+    }
+    let readme = std::fs::read_to_string(project().join("README.md")).unwrap();
+    let section = readme.split("\n## Privileges\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let blocks: Vec<&str> = section.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(blocks[0].contains("lanes.claim") && blocks[1].contains("lanes.tick"), "{section}");
+    let of_tables = blocks[0].replace("GRANT SELECT, INSERT, UPDATE ON customer_revenue TO ingestd;", "");
+    cluster.psql("app", &of_tables);
+    if is_table {
+        cluster.psql("app", blocks[1]);
+    }
+    cluster.connection_string("app").replace("user=postgres", "user=ingestd")
+}
+
+/// A change of the map of `projection` that is drawn by lot, as SQL.
+fn change(cluster: &Cluster, projection: &str, random: &mut Random) -> String {
+    let lanes = cluster.psql(
+        "app",
+        &format!(
+            "SELECT DISTINCT l FROM lanes.projection, unnest(slot_lanes) AS l WHERE name = '{projection}' ORDER BY l"
+        ),
+    );
+    let lanes: Vec<&str> = lanes.lines().collect();
+    let lane = *random.pick(&lanes);
+    let other = lanes.iter().copied().find(|other| *other != lane);
+    match (random.within(0..=5), other) {
+        (0, _) if lanes.len() < 12 => format!("lanes.split('{projection}', {lane})"),
+        (1, Some(other)) => format!("lanes.merge('{projection}', {lane}, {other})"),
+        (2, _) => {
+            let slots: Vec<String> = (0..20).map(|_| random.within(0..=1023).to_string()).collect();
+            format!("lanes.move('{projection}', '{{{}}}', {lane})", slots.join(","))
+        }
+        (3, _) if lanes.len() < 12 => format!("lanes.isolate('{projection}', 'm{}')", random.within(0..=KEYS - 1)),
+        _ => format!("lanes.resize('{projection}', {})", random.within(1..=9)),
+    }
+}
+
+/// Changes the maps again and again, each when the one before has taken effect; gives how many did.
+fn change_maps(cluster: &Cluster, changes: usize, random: &mut Random) -> usize {
+    let mut changed = 0;
+    let version = |projection: &str| -> u64 {
+        let sql = format!("SELECT map_version FROM lanes.projection WHERE name = '{projection}'");
+        cluster.psql("app", &sql).parse().unwrap()
+    };
+    while changed < changes {
+        let projection = *random.pick(&["numbers", "numbers", "counts"]);
+        let before = version(projection);
+        let change = change(cluster, projection, random);
+        cluster.psql("app", &format!("SELECT {change}"));
+        wait_until(&format!("{change} takes effect"), || {
+            cluster.psql("app", "SELECT count(*) FROM lanes.reshaping") == "0"
+        });
+        changed += usize::from(version(projection) > before);
+    }
+    changed
+}
+
+/// What every run must end with; `stored` is how many events each key has.
+fn audit(cluster: &Cluster, stored: &[u64]) {
+    let total: u64 = stored.iter().sum();
+    wait_until("everything is applied", || {
+        cluster.psql("app", "SELECT COALESCE(sum(n), 0) FROM numbers") == total.to_string()
+            && cluster.psql("app", "SELECT COALESCE(sum(n), 0) FROM counts") == total.to_string()
+    });
+    let rows = cluster.psql("app", "SELECT meter, n, last FROM numbers ORDER BY meter COLLATE \"C\"");
+    let mut expected: Vec<String> = (stored.iter().enumerate())
+        .filter(|(_, count)| **count > 0)
+        .map(|(key, count)| format!("m{key}|{count}|{count}"))
+        .collect();
+    expected.sort();
+    assert_eq!(rows.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(cluster.psql("app", "SELECT count(*) FROM lanes.parked_event"), "0");
+    assert_eq!(cluster.psql("app", "SELECT count(*) FROM lanes.skipped_event"), "0");
+}
+
+#[test]
+fn changes_of_the_map_under_load_keep_every_event_once_and_in_order() {
+    for seed in seeds(1) {
+        println!("seed {seed}");
+        let mut random = Random::new(seed);
+        let cluster = Cluster::start();
+        let mut daemon = Daemon::new(Some(&database(&cluster, false)), "lane_batch_size = 50");
+        daemon.start();
+        apply(&cluster, &daemon, 4);
+        let over = Arc::new(AtomicBool::new(false));
+        let load = thread::spawn({
+            let (over, address, mut random) = (Arc::clone(&over), daemon.address(), random.fork());
+            move || {
+                let mut stored = vec![0; KEYS as usize];
+                while !over.load(Ordering::Relaxed) {
+                    let mut lines = String::new();
+                    for _ in 0..random.within(1..=80) {
+                        let key = random.within(0..=KEYS - 1) as usize;
+                        stored[key] += 1;
+                        let number = stored[key];
+                        lines +=
+                            &format!("{{\"type\":\"READ\",\"key\":\"m{key}\",\"payload\":{{\"number\":{number}}}}}\n");
+                    }
+                    assert_eq!(post(&address, &lines, &[]).unwrap().status, 200);
+                }
+                stored
+            }
+        });
+        let changed = change_maps(&cluster, 20, &mut random);
+        over.store(true, Ordering::Relaxed);
+        let stored = load.join().unwrap();
+        println!("{changed} changes, {} events", stored.iter().sum::<u64>());
+        audit(&cluster, &stored);
+        // The status knows the lanes there are now, and nothing of those there were.
+        let lanes: usize = cluster.psql("app", "SELECT sum(lanes) FROM lanes.projection").parse().unwrap();
+        daemon.wait_for("all lanes at the horizon", |status| {
+            let all = status["lanes"].as_array().unwrap();
+            all.len() == lanes && all.iter().all(|lane| lane["lag"] == 0 && lane["state"] == "running")
+        });
+        assert_eq!(cluster.psql("app", "SELECT count(*) FROM lanes.status WHERE state <> 'running'"), "0");
+    }
+}
+
+const EVENTS: &str = "
+    CREATE SCHEMA shop;
+    CREATE TABLE shop.events (
+        position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        type text NOT NULL, key text NOT NULL, ts timestamptz NOT NULL DEFAULT clock_timestamp(), payload jsonb NOT NULL);
+    SELECT lanes.register_log('shop.events')";
+
+/// Appends to keys of its own until `over`: transactions of several events, some of which wait before they commit, so that
+/// they commit in another order than they drew positions, and some of which roll back.
+fn append(connection: &str, writer: u64, over: &AtomicBool, mut random: Random) -> Vec<u64> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (mut client, driver) = tokio_postgres::connect(connection, tokio_postgres::NoTls).await.unwrap();
+        tokio::spawn(driver);
+        let mut stored = vec![0u64; KEYS as usize];
+        while !over.load(Ordering::Relaxed) {
+            let mut then = stored.clone();
+            let transaction = client.transaction().await.unwrap();
+            for _ in 0..random.within(1..=20) {
+                let key = (random.within(0..=KEYS / 3 - 1) * 3 + writer) as usize;
+                then[key] += 1;
+                let insert = "INSERT INTO shop.events (type, key, payload) VALUES ('READ', $1, jsonb_build_object('number', $2::bigint))";
+                transaction.execute(insert, &[&format!("m{key}"), &(then[key] as i64)]).await.unwrap();
+            }
+            if random.chance(1, 20) {
+                tokio::time::sleep(Duration::from_millis(random.within(1..=200))).await;
+            }
+            if random.chance(1, 10) {
+                transaction.rollback().await.unwrap();
+            } else {
+                transaction.commit().await.unwrap();
+                stored = then;
+            }
+        }
+        stored
+    })
+}
+
+#[test]
+fn two_daemons_share_an_events_table_while_maps_change_and_one_is_killed() {
+    for seed in seeds(1) {
+        println!("seed {seed}");
+        let mut random = Random::new(seed);
+        let cluster = Cluster::start();
+        cluster.create_database("app");
+        cluster.psql("app", EVENTS);
+        let connection = cluster.connection_string("app");
+        let daemon =
+            || Daemon::on_table(&connection, "public.events", "postgres_connections = 2\nlane_batch_size = 50");
+        let (mut first, mut second) = (daemon(), daemon());
+        // What is under way when it is killed, or meets a lane that moved, may be told as an error.
+        first.expect_errors();
+        second.expect_errors();
+        first.start();
+        second.start();
+        apply(&cluster, &first, 4);
+        let over = Arc::new(AtomicBool::new(false));
+        let writers: Vec<_> = (0..3)
+            .map(|writer| {
+                let (over, connection, random) = (Arc::clone(&over), connection.clone(), random.fork());
+                thread::spawn(move || append(&connection, writer, &over, random))
+            })
+            .collect();
+        change_maps(&cluster, 4, &mut random);
+        first.kill();
+        change_maps(&cluster, 4, &mut random);
+        first.start();
+        second.kill();
+        change_maps(&cluster, 4, &mut random);
+        over.store(true, Ordering::Relaxed);
+        let mut stored = vec![0; KEYS as usize];
+        for writer in writers {
+            for (sum, count) in stored.iter_mut().zip(writer.join().unwrap()) {
+                *sum += count;
+            }
+        }
+        let counted = cluster.psql("app", "SELECT count(*) FROM shop.events");
+        assert_eq!(counted, stored.iter().sum::<u64>().to_string(), "what was written is there");
+        println!("{counted} events");
+        audit(&cluster, &stored);
+        first.wait_for("no lag", |status| status["lanes"].as_array().unwrap().iter().all(|lane| lane["lag"] == 0));
+    }
+}
+
+/// How many lanes each worker owns, least first; empty unless all of `lanes` are owned.
+fn shares(cluster: &Cluster, lanes: usize) -> Vec<usize> {
+    let owned =
+        cluster.psql("app", "SELECT count(*) FROM lanes.status WHERE state = 'running' GROUP BY owner ORDER BY 1");
+    let owned: Vec<usize> = owned.lines().map(|count| count.parse().unwrap()).collect();
+    if owned.iter().sum::<usize>() == lanes { owned } else { Vec::new() }
+}
+
+#[test]
+fn after_a_start_a_kill_and_a_join_all_lanes_are_owned_evenly_and_at_rest() {
+    let cluster = Cluster::start();
+    let role = database(&cluster, true);
+    let daemon = || Daemon::on_table(&role, "shop.events", "postgres_connections = 2");
+    let (mut first, mut second) = (daemon(), daemon());
+    first.start();
+    second.start();
+    apply(&cluster, &first, 61);
+    let even = |shares: &[usize], workers: usize| {
+        shares.len() == workers && shares.iter().all(|share| share.abs_diff(64 / workers) <= 1)
+    };
+    wait_until("64 lanes are shared by four workers", || even(&shares(&cluster, 64), 4));
+    second.kill();
+    wait_until("two workers have all", || even(&shares(&cluster, 64), 2));
+    second.start();
+    wait_until("four workers have their shares again", || even(&shares(&cluster, 64), 4));
+    // At rest: while each worker tells three times that it lives, no lane is claimed by anybody.
+    let epochs = || cluster.psql("app", "SELECT sum(epoch) FROM lanes.checkpoint");
+    let beats = || {
+        cluster.psql(
+            "app",
+            "SELECT string_agg(heartbeat_at::text, ' ' ORDER BY worker) FROM lanes.worker w
+        WHERE EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = w.process_id)",
+        )
+    };
+    let (mut claimed, mut quiet, mut told) = (epochs(), 0, beats());
+    wait_until("the lanes are at rest", || {
+        if epochs() != claimed {
+            (claimed, quiet, told) = (epochs(), 0, beats());
+        }
+        let now = beats();
+        if now.split(' ').zip(told.split(' ')).all(|(now, told)| now != told) {
+            (quiet, told) = (quiet + 1, now);
+        }
+        quiet >= 3
+    });
+    assert!(even(&shares(&cluster, 64), 4));
+}
