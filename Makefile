@@ -14,6 +14,7 @@
 #   make demo-clean    removes the demo
 #   make bench-log     measures the log against a bare SQLite loop; BENCH_ARGUMENTS="…" as in docs/BENCHMARKS.md
 #   make bench-projections  measures projections against SQL written by hand; BENCH_ARGUMENTS="rounds events rows"
+#   make bench-lanes   measures how fast lanes change their number and their owner, and what idle ones cost
 #   make lint          formatting, clippy, shell scripts
 #   make check-sql     pgspot and plpgsql_check over the extension's SQL
 #   make docs          writes docs/SQL.md from the installed extension
@@ -21,7 +22,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test soak-log soak-projections soak-lanes bench-log bench-projections demo demo-stop demo-clean lint setup check-sql docs
+.PHONY: all build install installcheck test soak-log soak-projections soak-lanes bench-log bench-projections bench-lanes demo demo-stop demo-clean lint setup check-sql docs
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -115,6 +116,10 @@ bench-log:
 bench-projections: install
 	cargo build --release -p ingestd -p e2e
 	$(TARGET)/release/projections_bench $(BENCH_ARGUMENTS)
+
+bench-lanes: install
+	cargo build --release -p ingestd -p e2e
+	$(TARGET)/release/lanes_bench $(BENCH_ARGUMENTS)
 
 lint:
 	cargo fmt --all --check

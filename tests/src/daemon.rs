@@ -173,6 +173,19 @@ impl Daemon {
         assert!(sent.expect("there is kill").success());
     }
 
+    /// The time that it kept CPUs busy, in its own code and in the kernel.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn cpu_time(&self) -> Duration {
+        let process = self.child.as_ref().expect("it runs").id();
+        let stat = fs::read_to_string(format!("/proc/{process}/stat")).expect("it runs");
+        // proc(5): after the name in brackets, utime and stime are the 12th and 13th fields, in ticks of 10 ms.
+        let (_, fields) = stat.rsplit_once(')').expect("the name is in brackets");
+        let ticks = fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("a number"));
+        Duration::from_millis(ticks.sum::<u64>() * 10)
+    }
+
     /// Waits until its log has a line with this text.
     pub fn wait_for_log(&self, text: &str) {
         self.wait_until(&format!("\"{text}\" is in its log"), || self.log().contains(text));

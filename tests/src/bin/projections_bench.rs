@@ -12,8 +12,11 @@ use e2e::cluster::Cluster;
 use e2e::daemon::Daemon;
 use tokio_postgres::Client;
 
-/// Connections of the daemon, and lanes of each projection; the hand-written loop has as many.
+/// Connections of the daemon; the hand-written loop has as many.
 const CONNECTIONS: usize = 4;
+
+/// Lanes of each projection, unless their number is what is measured.
+const LANES: usize = 4;
 
 /// Rows of a transaction of the hand-written loop: `lane_batch_size` of the daemon.
 const BATCH: usize = 10_000;
@@ -31,6 +34,7 @@ async fn main() {
     cluster.create_database("bench");
     hot_counter(&cluster, rounds, events);
     read_model(&cluster, rounds, rows).await;
+    lanes(&cluster, rounds, events, rows).await;
 }
 
 fn median(values: &[f64]) -> f64 {
@@ -75,16 +79,51 @@ fn filled(cluster: &Cluster, lines: impl Iterator<Item = String>) -> Daemon {
     daemon
 }
 
+/// A projection whose speed is measured, and the query that says how many events are visible in it.
+struct Measured {
+    name: &'static str,
+    lanes: usize,
+    definition: String,
+    visible: &'static str,
+}
+
+/// Check-ins of one show by many users.
+fn checkins(lanes: usize) -> Measured {
+    let definition = format!(
+        "projections:\n  checkins:\n    type: hot\n    source_events: [CHECKED_IN]\n    lanes: {lanes}\n    target: {{ table: checkins, primary_key: [show, lane] }}\n    fields: {{ show: TEXT, lane: INT, n: BIGINT, last: BIGINT }}\n    derive: {{ show: event.show, lane: lane(), last: event.ts }}\n    aggregates: {{ CHECKED_IN: {{ n: {{ op: count }} }} }}\n"
+    );
+    let visible = "SELECT coalesce(sum(n), 0) FROM checkins_total WHERE show = 'show-7'";
+    Measured { name: "checkins", lanes, definition, visible }
+}
+
+fn checkin_payload(number: usize) -> String {
+    format!(r#"{{"show":"show-7","venue":"venue-2","gate":{}}}"#, number % 9)
+}
+
+fn checkin_line(number: usize) -> String {
+    let (user, ts, payload) = (number % 50_021, 1_357_017_300_000 + number, checkin_payload(number));
+    format!(r#"{{"type":"CHECKED_IN","key":"user-{user}","ts":{ts},"payload":{payload}}}"#)
+}
+
+/// A row for each event.
+fn orders(lanes: usize) -> Measured {
+    let definition = format!(
+        "projections:\n  orders:\n    source_events: [PLACED]\n    lanes: {lanes}\n    target: {{ table: orders, primary_key: [id] }}\n    fields: {{ id: TEXT, customer: TEXT, status: TEXT, cents: BIGINT, changed: BIGINT }}\n    derive: {{ id: event.key, customer: event.customer, status: event.status, changed: event.ts }}\n    aggregates: {{ PLACED: {{ cents: {{ op: add, by: event.cents }} }} }}\n"
+    );
+    Measured { name: "orders", lanes, definition, visible: "SELECT count(*) FROM orders" }
+}
+
 /// Events a second from the claim of the first lane to the moment when `visible` has answered `events`; the log holds them all
 /// before. The projection is new, and so is its table.
-fn from_log(cluster: &Cluster, daemon: &mut Daemon, name: &str, definition: &str, visible: &str, events: usize) -> f64 {
+fn from_log(cluster: &Cluster, daemon: &mut Daemon, projection: &Measured, events: usize) -> f64 {
+    let Measured { name, lanes, definition, visible } = projection;
     let file = daemon.settings_path().with_file_name("projections.yaml");
     std::fs::write(&file, definition).expect("the directory is ours");
     daemon.run(&["apply", file.to_str().expect("the path is UTF-8")]);
     cluster.psql("bench", "CHECKPOINT");
     daemon.start();
     // Asking Postgres again and again would cost it as much as the work does.
-    daemon.wait_until_applied(CONNECTIONS, events as u64);
+    daemon.wait_until_applied(*lanes, events as u64);
     assert_eq!(cluster.psql("bench", visible), events.to_string());
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs_f64();
     let claimed = cluster.psql(
@@ -96,31 +135,19 @@ fn from_log(cluster: &Cluster, daemon: &mut Daemon, name: &str, definition: &str
     events as f64 / (now - claimed.parse::<f64>().expect("a time"))
 }
 
-/// Check-ins of one show by many users, against one UPSERT of one row per event by 16 clients.
+/// The hot counter against one UPSERT of one row per event by 16 clients.
 fn hot_counter(cluster: &Cluster, rounds: usize, events: usize) {
-    let definition = format!(
-        "projections:\n  checkins:\n    type: hot\n    source_events: [CHECKED_IN]\n    lanes: {CONNECTIONS}\n    target: {{ table: checkins, primary_key: [show, lane] }}\n    fields: {{ show: TEXT, lane: INT, n: BIGINT, last: BIGINT }}\n    derive: {{ show: event.show, lane: lane(), last: event.ts }}\n    aggregates: {{ CHECKED_IN: {{ n: {{ op: count }} }} }}\n"
-    );
     cluster.psql(
         "bench",
         "CREATE TABLE one_row (show text PRIMARY KEY, n bigint NOT NULL, last bigint) WITH (fillfactor = 50)",
     );
     let upsert = "INSERT INTO one_row AS c VALUES ('show-7', 1, 1357017300000) ON CONFLICT (show)
                   DO UPDATE SET n = c.n + EXCLUDED.n, last = EXCLUDED.last;";
-    let line = |number: usize| {
-        format!(
-            r#"{{"type":"CHECKED_IN","key":"user-{}","ts":{},"payload":{{"show":"show-7","venue":"venue-2","gate":{}}}}}"#,
-            number % 50_021,
-            1_357_017_300_000 + number,
-            number % 9
-        )
-    };
-    let mut daemon = filled(cluster, (0..events).map(line));
-    let visible = "SELECT coalesce(sum(n), 0) FROM checkins_total WHERE show = 'show-7'";
+    let mut daemon = filled(cluster, (0..events).map(checkin_line));
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         theirs.push(transactions_per_second(cluster, upsert));
-        ours.push(from_log(cluster, &mut daemon, "checkins", &definition, visible, events));
+        ours.push(from_log(cluster, &mut daemon, &checkins(LANES), events));
     }
     report("hot counter / one UPSERT per event", &ours, &theirs);
 }
@@ -147,45 +174,97 @@ fn order_payload(number: usize) -> String {
     )
 }
 
-/// A row for each event, against a loop that somebody would write by hand: payloads in memory are parsed, and batches of
-/// the same size are sent as arrays, on as many connections.
-async fn read_model(cluster: &Cluster, rounds: usize, rows: usize) {
-    let definition = format!(
-        "projections:\n  orders:\n    source_events: [PLACED]\n    lanes: {CONNECTIONS}\n    target: {{ table: orders, primary_key: [id] }}\n    fields: {{ id: TEXT, customer: TEXT, status: TEXT, cents: BIGINT, changed: BIGINT }}\n    derive: {{ id: event.key, customer: event.customer, status: event.status, changed: event.ts }}\n    aggregates: {{ PLACED: {{ cents: {{ op: add, by: event.cents }} }} }}\n"
-    );
-    let line = |number: usize| {
-        format!(
-            r#"{{"type":"PLACED","key":"order-{number}","ts":{},"payload":{}}}"#,
-            1_357_017_300_000 + number,
-            order_payload(number)
-        )
-    };
-    let mut daemon = filled(cluster, (0..rows).map(line));
-    let visible = "SELECT count(*) FROM orders";
-    let events: Vec<(String, i64, String)> = (0..rows)
+fn order_line(number: usize) -> String {
+    let (ts, payload) = (1_357_017_300_000 + number, order_payload(number));
+    format!(r#"{{"type":"PLACED","key":"order-{number}","ts":{ts},"payload":{payload}}}"#)
+}
+
+fn order_events(rows: usize) -> Vec<(String, i64, String)> {
+    (0..rows)
         .map(|number| (format!("order-{number}"), 1_357_017_300_000 + number as i64, order_payload(number)))
-        .collect();
+        .collect()
+}
+
+/// The read model against a loop that somebody would write by hand: payloads in memory are parsed, and batches of the same
+/// size are sent as arrays, on as many connections.
+async fn read_model(cluster: &Cluster, rounds: usize, rows: usize) {
+    let mut daemon = filled(cluster, (0..rows).map(order_line));
+    let events = order_events(rows);
     let (mut ours, mut theirs, mut least) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
-        theirs.push(by_hand(cluster, &events, true).await);
-        ours.push(from_log(cluster, &mut daemon, "orders", &definition, visible, rows));
-        least.push(by_hand(cluster, &events, false).await);
+        theirs.push(by_hand(cluster, &events, CONNECTIONS, true).await);
+        ours.push(from_log(cluster, &mut daemon, &orders(LANES), rows));
+        least.push(by_hand(cluster, &events, CONNECTIONS, false).await);
     }
     report("read model / unnest loop by hand", &ours, &theirs);
     report("read model / the same without parsing", &ours, &least);
 }
 
+/// Both with 1, 2, 4 and 8 lanes, against one worker's loop by hand.
+async fn lanes(cluster: &Cluster, rounds: usize, events: usize, rows: usize) {
+    const NUMBERS: [usize; 4] = [1, 2, 4, 8];
+    let checked_in: Vec<String> = (0..events).map(checkin_payload).collect();
+    let mut daemon = filled(cluster, (0..events).map(checkin_line));
+    let (mut ours, mut theirs) = (vec![Vec::new(); NUMBERS.len()], Vec::new());
+    for _ in 0..rounds {
+        theirs.push(counted_by_hand(cluster, &checked_in).await);
+        for (ours, lanes) in ours.iter_mut().zip(NUMBERS) {
+            ours.push(from_log(cluster, &mut daemon, &checkins(lanes), events));
+        }
+    }
+    for (ours, lanes) in ours.iter().zip(NUMBERS) {
+        report(&format!("hot counter, {lanes} lanes / one worker by hand"), ours, &theirs);
+    }
+    let placed = order_events(rows);
+    let mut daemon = filled(cluster, (0..rows).map(order_line));
+    let (mut ours, mut theirs) = (vec![Vec::new(); NUMBERS.len()], Vec::new());
+    for _ in 0..rounds {
+        theirs.push(by_hand(cluster, &placed, 1, true).await);
+        for (ours, lanes) in ours.iter_mut().zip(NUMBERS) {
+            ours.push(from_log(cluster, &mut daemon, &orders(lanes), rows));
+        }
+    }
+    for (ours, lanes) in ours.iter().zip(NUMBERS) {
+        report(&format!("read model, {lanes} lanes / one worker by hand"), ours, &theirs);
+    }
+}
+
+/// Events a second of one worker that parses payloads in memory and has Postgres count what it sends as an array.
+async fn counted_by_hand(cluster: &Cluster, payloads: &[String]) -> f64 {
+    cluster.psql(
+        "bench",
+        "DROP TABLE IF EXISTS counted; CREATE TABLE counted (show text PRIMARY KEY, n bigint NOT NULL); CHECKPOINT",
+    );
+    let client = cluster.connect("bench").await;
+    let upsert =
+        "INSERT INTO counted AS c (show, n) SELECT show, count(*) FROM unnest($1::text[]) AS s (show) GROUP BY show
+                  ON CONFLICT (show) DO UPDATE SET n = c.n + excluded.n";
+    let start = Instant::now();
+    for batch in payloads.chunks(BATCH) {
+        let shows: Vec<Option<String>> = (batch.iter())
+            .map(|payload| {
+                let payload: serde_json::Value = serde_json::from_str(payload).expect("it is JSON");
+                payload["show"].as_str().map(str::to_owned)
+            })
+            .collect();
+        client.execute(upsert, &[&shows]).await.expect("rows are written");
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    assert_eq!(cluster.psql("bench", "SELECT n FROM counted"), payloads.len().to_string());
+    payloads.len() as f64 / seconds
+}
+
 /// Rows a second of the hand-written loop. Without `parses` its values are ready before the clock starts.
-async fn by_hand(cluster: &Cluster, events: &[(String, i64, String)], parses: bool) -> f64 {
+async fn by_hand(cluster: &Cluster, events: &[(String, i64, String)], workers: usize, parses: bool) -> f64 {
     cluster.psql(
         "bench",
         "DROP TABLE IF EXISTS by_hand, done; CREATE TABLE done (worker int PRIMARY KEY, rows bigint);
          CREATE TABLE by_hand (id text PRIMARY KEY, customer text, status text, cents bigint NOT NULL DEFAULT 0, changed bigint);
          CHECKPOINT",
     );
-    let share = events.len().div_ceil(CONNECTIONS);
+    let share = events.len().div_ceil(workers);
     let mut clients = Vec::new();
-    for _ in 0..CONNECTIONS {
+    for _ in 0..workers {
         clients.push(cluster.connect("bench").await);
     }
     let mut tasks = tokio::task::JoinSet::new();
