@@ -5,12 +5,15 @@
 #                      DESTDIR is honoured
 #   make installcheck  golden SQL tests of the installed extension
 #   make test          installs what is missing, builds, and runs all tests
-#   make soak-log      long forms of the proofs of the log, with fresh seeds; LOG_ROUNDS (default 200) says how long
+#   make soak-log      long forms of the proofs of the log, with fresh seeds; LOG_ROUNDS (default 200) says how long; LOG_FILE
+#                      names a .gz of events that is imported while the daemon is killed LOG_KILLS (20) times
+#   make soak-projections  long forms of the proofs of projections; PROJECTION_ROUNDS (100) and PHASE_ROUNDS (20)
 #   make soak-lanes    the same for lanes: changes of maps, ended sessions and zombies; LANE_ROUNDS (default 100) of each
 #   make demo          installs what is missing, builds, and shows a week of flights in three projections
 #   make demo-stop     ends the demo and keeps its data
 #   make demo-clean    removes the demo
 #   make bench-log     measures the log against a bare SQLite loop; BENCH_ARGUMENTS="…" as in docs/BENCHMARKS.md
+#   make bench-projections  measures projections against SQL written by hand; BENCH_ARGUMENTS="rounds events rows"
 #   make lint          formatting, clippy, shell scripts
 #   make check-sql     pgspot and plpgsql_check over the extension's SQL
 #   make docs          writes docs/SQL.md from the installed extension
@@ -18,7 +21,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test soak-log soak-lanes bench-log demo demo-stop demo-clean lint setup check-sql docs
+.PHONY: all build install installcheck test soak-log soak-projections soak-lanes bench-log bench-projections demo demo-stop demo-clean lint setup check-sql docs
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -79,12 +82,25 @@ test: setup
 	INGESTD=$(abspath $(TARGET))/debug/ingestd cargo test --workspace --exclude pg_lanes
 
 LOG_ROUNDS ?= 200
+LOG_FILE ?= $(abspath testdata/flights-week.ndjson.gz)
+LOG_KILLS ?= 20
 
 # Only the tests whose length the rounds decide. They print their seeds; LOG_SEED=… repeats one.
 soak-log:
 	cargo build -p ingestd
 	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p ingestd --test log_proofs -- --nocapture model power_cuts flipped
 	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p e2e --test log_crash -- --nocapture
+	LOG_FILE=$(LOG_FILE) LOG_KILLS=$(LOG_KILLS) cargo test -p e2e --test log_kills -- --nocapture
+
+PROJECTION_ROUNDS ?= 100
+PHASE_ROUNDS ?= 20
+
+# They print their seeds too; PROJECTION_SEED=… and PHASE_SEED=… repeat one.
+soak-projections:
+	cargo build -p ingestd
+	PROJECTION_ROUNDS=$(PROJECTION_ROUNDS) cargo test -p e2e --test folding -- --nocapture
+	PHASE_ROUNDS=$(PHASE_ROUNDS) cargo test -p e2e --test phases -- --nocapture
+	LANES_LONG_TESTS=1 cargo test -p e2e --test projections
 
 LANE_ROUNDS ?= 100
 
@@ -95,6 +111,10 @@ soak-lanes:
 bench-log:
 	cargo build --release -p ingestd -p bench
 	$(TARGET)/release/bench-log $(BENCH_ARGUMENTS)
+
+bench-projections: install
+	cargo build --release -p ingestd -p e2e
+	$(TARGET)/release/projections_bench $(BENCH_ARGUMENTS)
 
 lint:
 	cargo fmt --all --check

@@ -11,6 +11,7 @@ pub mod hash;
 pub mod key;
 pub mod lane;
 pub mod log;
+pub mod page;
 pub mod place;
 pub mod projection;
 pub mod shard_key;

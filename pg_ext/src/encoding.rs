@@ -20,6 +20,7 @@ const UTF8: i32 = pg_enc::PG_UTF8 as i32;
 
 /// The encoding of the database, read once: it cannot change while a session lives, and asking costs as much as
 /// hashing a short key.
+#[inline]
 fn database_encoding() -> i32 {
     const UNREAD: i32 = -1;
     static ENCODING: AtomicI32 = AtomicI32::new(UNREAD);
@@ -35,6 +36,7 @@ fn database_encoding() -> i32 {
 }
 
 /// `bytes` of the database's encoding in UTF-8. Raises 22021 for bytes that have no meaning in it.
+#[inline]
 fn to_utf8(bytes: &[u8]) -> Cow<'_, [u8]> {
     if database_encoding() == UTF8 {
         return Cow::Borrowed(bytes);
@@ -73,7 +75,7 @@ pub(crate) fn for_message(text: &str) -> String {
 }
 
 /// `text` in the database's encoding. Raises 22P05 for a character that it does not have.
-fn from_utf8(text: &str) -> Cow<'_, [u8]> {
+pub(crate) fn from_utf8(text: &str) -> Cow<'_, [u8]> {
     if database_encoding() == UTF8 {
         return Cow::Borrowed(text.as_bytes());
     }
@@ -97,6 +99,7 @@ fn from_utf8(text: &str) -> Cow<'_, [u8]> {
 ///
 /// # Safety
 /// `datum` is a `bytea` or `text` that is not null and outlives `'fcx`.
+#[inline]
 unsafe fn stored_bytes<'fcx>(datum: pg_sys::Datum) -> &'fcx [u8] {
     let pointer = datum.cast_mut_ptr::<pg_sys::varlena>();
     // SAFETY: the caller promises a varlena. Only forms that Postgres itself reads in place are read in place; the
@@ -136,6 +139,23 @@ impl Bytes<'_> {
     /// The bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.0
+    }
+}
+
+/// A `name` argument.
+pub(crate) struct Name<'fcx>(Text<'fcx>);
+
+impl Name<'_> {
+    /// The name as Rust sees it.
+    pub(crate) fn as_str(&self) -> Cow<'_, str> {
+        self.0.as_str()
+    }
+}
+
+impl FromDatum for Name<'_> {
+    unsafe fn from_polymorphic_datum(datum: pg_sys::Datum, is_null: bool, _type: pg_sys::Oid) -> Option<Self> {
+        // SAFETY: the declaration in sql/install gives this argument the type name, a string with a zero byte at its end.
+        (!is_null).then(|| Name(Text::from_server(unsafe { CStr::from_ptr(datum.cast_mut_ptr()) })))
     }
 }
 
@@ -186,6 +206,7 @@ macro_rules! argument {
 
 argument!(Text, "text");
 argument!(Bytes, "bytea");
+argument!(Name, "name");
 
 /// A `text` answer: UTF-8 here, in the database's encoding once it is handed over.
 pub(crate) struct TextAnswer(pub(crate) String);

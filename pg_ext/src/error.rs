@@ -3,6 +3,7 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use lanes_core::lane::LaneError;
+use lanes_core::page::PageError;
 use lanes_core::projection::DefinitionError;
 use lanes_core::shard_key::ShardKeyError;
 use lanes_core::slot_map::SlotMapError;
@@ -68,6 +69,86 @@ pub(crate) fn unequal_arrays(lengths: &[usize]) -> ErrorReport {
         "pg_lanes",
     )
     .set_hint("Pass one element for each event in each of the arrays.")
+}
+
+/// Reports what a caller asked of a page that has no answer.
+pub(crate) fn page_error(error: &PageError) -> ErrorReport {
+    let code = match error {
+        PageError::Size(_)
+        | PageError::Order(_)
+        | PageError::SortColumns(_)
+        | PageError::Filter(_)
+        | PageError::Operator(_)
+        | PageError::Value { .. }
+        | PageError::Cursor
+        | PageError::OtherQuery => PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+    };
+    ErrorReport::new(code, for_message(&error.to_string()), "pg_lanes").set_hint(for_message(error.hint()))
+}
+
+/// Reports that the number of rows of a page is null.
+pub(crate) fn null_page_size() -> ErrorReport {
+    ErrorReport::new(PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED, "page_size must not be null", "pg_lanes")
+}
+
+/// Reports a type that is not that of a table's rows.
+pub(crate) fn no_row_type(type_name: &str) -> ErrorReport {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH,
+        for_message(&format!("type {type_name} is not the row type of a table")),
+        "pg_lanes",
+    )
+    .set_hint("Name the table by a null of its row type, for example lanes.page(NULL::orders, 'created_at desc').")
+}
+
+/// Reports a column that a page was asked for and its table does not have.
+pub(crate) fn missing_page_column(name: &str, table: &str) -> ErrorReport {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_UNDEFINED_COLUMN,
+        for_message(&format!("column \"{name}\" of table {table} does not exist")),
+        "pg_lanes",
+    )
+}
+
+/// Reports a column whose values Postgres cannot put in an order.
+pub(crate) fn no_order_of_type(column: &str, type_name: &str) -> ErrorReport {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION,
+        for_message(&format!("column \"{column}\" of type {type_name} cannot be compared")),
+        "pg_lanes",
+    )
+    .set_hint("A page is sorted and filtered by columns whose type has an order.")
+}
+
+/// Reports a collation for a column that has none.
+pub(crate) fn no_collations(column: &str, type_name: &str) -> ErrorReport {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH,
+        for_message(&format!("collations are not supported by column \"{column}\" of type {type_name}")),
+        "pg_lanes",
+    )
+}
+
+/// Reports a time window over a column that holds no times.
+pub(crate) fn no_page_time(column: &str, type_name: &str) -> ErrorReport {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_DATATYPE_MISMATCH,
+        for_message(&format!("column \"{column}\" of type {type_name} cannot have a time window")),
+        "pg_lanes",
+    )
+    .set_hint(
+        "time_from and time_to bound the first column of order_by, which must be a timestamp or a date. Bound others by filter.",
+    )
+}
+
+/// Reports that somebody deleted the key that signs cursors.
+pub(crate) fn missing_secret() -> ErrorReport {
+    ErrorReport::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        "lanes.secret has no key to sign cursors with",
+        "pg_lanes",
+    )
+    .set_hint("Its owner can insert a new one: 32 or more random bytes.")
 }
 
 /// Reports a trigger that lanes.add_shard_column did not make.

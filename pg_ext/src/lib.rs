@@ -14,11 +14,14 @@ compile_error!("pg_lanes needs panic = \"unwind\": pgrx turns a panic into a Pos
 
 pgrx::pg_module_magic!();
 
+mod catalog;
 mod definition;
 mod encoding;
 mod error;
 mod hashing;
 mod lane_lock;
+mod page;
+mod query;
 mod shard_key;
 mod shard_trigger;
 mod slot_map;

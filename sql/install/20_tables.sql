@@ -223,7 +223,7 @@ COMMENT ON COLUMN lanes.tick.tick IS 'Number of the tick, from 1, without holes'
 COMMENT ON COLUMN lanes.tick.snapshot IS 'What was visible';
 COMMENT ON COLUMN lanes.tick.ticked_at IS 'When';
 COMMENT ON COLUMN lanes.tick.events IS 'Events of this tick and of all before it';
-COMMENT ON COLUMN lanes.tick.last_position IS 'Greatest position of the tick''s own events';
+COMMENT ON COLUMN lanes.tick.last_position IS 'Greatest position of the events of this tick and of all before it';
 SELECT pg_catalog.pg_extension_config_dump('lanes.tick', '');
 
 -- What is in them can quote users' data (definitions, reasons), so reading the tables is the DBA's to grant.

@@ -99,7 +99,7 @@ CREATE FUNCTION lanes.lease_ran_out(lane lanes.checkpoint) RETURNS boolean
     VOLATILE PARALLEL SAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN lease_ran_out.lane.owner IS NOT NULL AND pg_catalog.clock_timestamp() > lease_ran_out.lane.lease + GREATEST(
+    RETURN lease_ran_out.lane.owner IS NULL OR pg_catalog.clock_timestamp() > lease_ran_out.lane.lease + GREATEST(
         lease_ran_out.lane.claimed_at, lease_ran_out.lane.moved_at,
         (SELECT w.heartbeat_at FROM lanes.worker AS w
          WHERE w.worker = lease_ran_out.lane.owner AND w.log_id = lease_ran_out.lane.log_id
@@ -108,7 +108,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION lanes.lease_ran_out(lanes.checkpoint) IS
-    'Whether the owner of a lane gave no sign of life for as long as its lease: no claim, no batch, no heartbeat';
+    'Whether a lane has no owner, or one that gave no sign of life for as long as its lease: no claim, no batch, no heartbeat. Then whoever holds its lock keeps nobody out';
 
 CREATE FUNCTION lanes.end_session(lane lanes.checkpoint) RETURNS void
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
@@ -165,6 +165,7 @@ DECLARE
     taken     lanes.checkpoint;
     has_lock  boolean;
 BEGIN
+    PERFORM lanes.require_read_committed('claim a lane');
     PERFORM lanes.check_worker(defined, claim.projection, claim.worker, claim.log_id);
     IF claim.lease IS NULL OR claim.lease < interval '1 s' THEN
         RAISE EXCEPTION USING
@@ -183,6 +184,8 @@ BEGIN
             HINT = 'Behind a transaction pooler, use lanes.claim_batch. On a connection of your own, put application_name into the connection string.';
     END IF;
 
+    -- Whose lane retires with the change learns of it by an error in begin_batch, which takes the change back.
+    PERFORM lanes.finish_reshaping(claim.projection);
     FOR candidate IN
         SELECT c.*
         FROM lanes.checkpoint AS c
@@ -422,6 +425,8 @@ BEGIN
           -- There is something to do: not all of an events table's last tick is accounted for, and no stop is reached.
           AND (c.tick = 0 OR (c.tick, c."position") < (newest.tick, newest.last_position))
           AND (c.stop_tick IS NULL OR (c.tick, c."position") < (c.stop_tick, c.stop_position))
+          -- The lock would not keep this session from a lane that it owns in the session form.
+          AND (c.owner_process_id, c.owner_started_at) IS DISTINCT FROM (pg_catalog.pg_backend_pid(), lanes.session_started_at())
         ORDER BY GREATEST(defined.defined_at, c.claimed_at, c.moved_at, c.released_at), c.lane
     LOOP
         has_lock := pg_catalog.pg_try_advisory_xact_lock(lanes.lock_key(claim_batch.projection, candidate.lane));

@@ -212,26 +212,39 @@ BEGIN
         RETURN NULL;
     END IF;
     SELECT t.* INTO newest FROM lanes.tick AS t WHERE t.log_id = log.log_id ORDER BY t.tick DESC LIMIT 1;
-    -- After the lock, so that ticks follow each other as their snapshots do.
+    -- After the lock, so that ticks follow each other as their snapshots do. What this very transaction appends, before or
+    -- after, comes with a later one.
     now_visible := pg_catalog.pg_current_snapshot();
+    IF pg_catalog.pg_visible_in_snapshot(pg_catalog.pg_current_xact_id(), now_visible) THEN
+        now_visible := pg_catalog.format('%s:%s:%s',
+            LEAST(pg_catalog.pg_snapshot_xmin(now_visible), pg_catalog.pg_current_xact_id()),
+            pg_catalog.pg_snapshot_xmax(now_visible),
+            (SELECT pg_catalog.string_agg(x.id::text, ',' ORDER BY x.id)
+             FROM (SELECT pg_catalog.pg_snapshot_xip(now_visible) UNION SELECT pg_catalog.pg_current_xact_id()) AS x (id)));
+    END IF;
     EXECUTE pg_catalog.format('SELECT pg_catalog.count(*), pg_catalog.max(%I) FROM %s WHERE %s',
         log.position_column, log.events_table, lanes.between_ticks(log))
     INTO added, last_position USING newest.snapshot, now_visible;
     IF added > 0 THEN
         INSERT INTO lanes.tick (log_id, tick, snapshot, events, last_position)
-        VALUES (log.log_id, COALESCE(newest.tick, 0) + 1, now_visible, COALESCE(newest.events, 0) + added, last_position)
+        VALUES (log.log_id, COALESCE(newest.tick, 0) + 1, now_visible, COALESCE(newest.events, 0) + added,
+            GREATEST(newest.last_position, last_position))
         RETURNING * INTO newest;
         EXECUTE pg_catalog.format('SELECT %s FROM %s WHERE %I = $1',
             CASE WHEN log.time_is_timestamp THEN pg_catalog.format('%I', log.time_column)
                 ELSE pg_catalog.format('pg_catalog.to_timestamp(%I / 1000.0)', log.time_column) END,
             log.events_table, log.position_column)
-        INTO last_time USING last_position;
+        INTO last_time USING newest.last_position;
     END IF;
-    -- A lane needs the tick before its own.
-    DELETE FROM lanes.tick AS t
-    WHERE t.log_id = log.log_id AND t.tick < newest.tick
-      AND t.tick < (SELECT pg_catalog.min(c.tick) - 1 FROM lanes.checkpoint AS c
-                    WHERE c.log_id = log.log_id AND c.retired_at IS NULL);
+    -- A lane needs the tick before its own, and a new one begins with the first that there is: while one is being defined,
+    -- whose row refers to the log's, none is deleted.
+    PERFORM FROM lanes.log AS l WHERE l.log_id = log.log_id FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        DELETE FROM lanes.tick AS t
+        WHERE t.log_id = log.log_id AND t.tick < newest.tick
+          AND t.tick < COALESCE((SELECT pg_catalog.min(c.tick) - 1 FROM lanes.checkpoint AS c
+                                 WHERE c.log_id = log.log_id AND c.retired_at IS NULL), newest.tick);
+    END IF;
     -- At most once a second, where nothing is new.
     UPDATE lanes.log AS l
     SET horizon = GREATEST(l.horizon, newest.last_position), reported_at = pg_catalog.clock_timestamp(),
@@ -253,7 +266,13 @@ DECLARE
     log  lanes.events_table;
     appended_by xid8;
 BEGIN
-    SELECT e.* INTO STRICT log FROM lanes.events_table AS e WHERE e.log_id = tick_of.log_id;
+    SELECT e.* INTO log FROM lanes.events_table AS e WHERE e.log_id = tick_of.log_id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'undefined_object',
+            MESSAGE = pg_catalog.format('log %s is not a table of events', COALESCE(tick_of.log_id::text, 'null')),
+            HINT = 'The table lanes.events_table lists the ones that are.';
+    END IF;
     EXECUTE pg_catalog.format('SELECT %I FROM %s WHERE %I = $1', log.xid_column, log.events_table, log.position_column)
     INTO appended_by USING tick_of."position";
     RETURN (
@@ -454,13 +473,9 @@ BEGIN
     SELECT rebased, l.horizon, l.horizon_time, l.horizon_event_time FROM lanes.log AS l WHERE l.log_id = log.log_id;
     DELETE FROM lanes.tick AS t WHERE t.log_id = log.log_id;
     UPDATE lanes.events_table AS e SET log_id = rebased, system_identifier = system WHERE e.log_id = log.log_id;
-    EXECUTE pg_catalog.format(
-        'INSERT INTO lanes.tick (log_id, tick, snapshot, ticked_at, events, last_position)'
-        ' SELECT $1, b.n, pg_catalog.format(''%%1$s:%%1$s:'', b.n + 3)::pg_snapshot, b.ticked_at, b.events,'
-        ' COALESCE((SELECT pg_catalog.max(e.%1$I) FROM %2$s AS e WHERE e.%3$I = (b.n + 2)::text::xid8), 0)'
-        ' FROM unnest($2) WITH ORDINALITY AS b (log_id, tick, snapshot, ticked_at, events, last_position, n)',
-        log.position_column, log.events_table, log.xid_column)
-    USING rebased, boundaries;
+    INSERT INTO lanes.tick (log_id, tick, snapshot, ticked_at, events, last_position)
+    SELECT rebased, b.n, pg_catalog.format('%1$s:%1$s:', b.n + 3)::pg_snapshot, b.ticked_at, b.events, b.last_position
+    FROM unnest(boundaries) WITH ORDINALITY AS b (log_id, tick, snapshot, ticked_at, events, last_position, n);
     -- What waits already comes before all that is read from now on.
     UPDATE lanes.parked_event AS e SET tick = e.tick - 1 - (
         SELECT pg_catalog.max(o.tick) FROM lanes.parked_event AS o WHERE (o.projection, o.version) = (e.projection, e.version))

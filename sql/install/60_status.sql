@@ -57,7 +57,8 @@ SELECT
         ELSE 'running'
     END AS state,
     CASE
-        WHEN (s.tick, s."position") = (s.stop_tick, s.stop_position) THEN pg_catalog.format('%s waits for lanes %s', r.kind, r.behind)
+        WHEN (s.tick, s."position") = (s.stop_tick, s.stop_position) THEN
+            pg_catalog.format(CASE WHEN r.behind IS NULL THEN '%s is made with the next batch' ELSE '%s waits for lanes %s' END, r.kind, r.behind)
         WHEN s.stopped_reason IS NOT NULL THEN s.stopped_reason
         WHEN s.is_owned THEN NULL
         WHEN s.claimed_at IS NULL THEN 'never claimed'
@@ -81,8 +82,8 @@ SELECT
     w.parked_events,
     s.failed_position,
     s.tick,
-    CASE WHEN s.lag = 0 THEN 0::numeric
-        ELSE GREATEST(EXTRACT(epoch FROM s.horizon_event_time - s.event_time), 0::numeric) END AS lag_seconds,
+    CASE WHEN s.lag = 0 OR s.horizon_event_time < s.event_time THEN 0::numeric
+        ELSE EXTRACT(epoch FROM s.horizon_event_time - s.event_time) END AS lag_seconds,
     CASE WHEN s.stop_tick IS NOT NULL THEN lanes.place(s.stop_tick, s.stop_position) END AS stop_at,
     s.slots_owned AS slots,
     lanes.is_canonical(s.slot_lanes) AS lane_of_is_right,

@@ -1,7 +1,7 @@
 \echo Use "ALTER EXTENSION pg_lanes UPDATE TO '0.4.0'" to load this file. \quit
 
 -- 0.3.0 to 0.4.0: maps of slots that change while lanes work, leases, batches behind a transaction pooler, tables of events
--- as logs.
+-- as logs; pages over row shards.
 
 SET LOCAL search_path = pg_catalog, pg_temp;
 
@@ -130,7 +130,7 @@ COMMENT ON COLUMN lanes.tick.tick IS 'Number of the tick, from 1, without holes'
 COMMENT ON COLUMN lanes.tick.snapshot IS 'What was visible';
 COMMENT ON COLUMN lanes.tick.ticked_at IS 'When';
 COMMENT ON COLUMN lanes.tick.events IS 'Events of this tick and of all before it';
-COMMENT ON COLUMN lanes.tick.last_position IS 'Greatest position of the tick''s own events';
+COMMENT ON COLUMN lanes.tick.last_position IS 'Greatest position of the events of this tick and of all before it';
 SELECT pg_catalog.pg_extension_config_dump('lanes.tick', '');
 
 -- Functions with other arguments or columns than before: grants on the old ones end with them, and giving them here again
@@ -367,7 +367,7 @@ CREATE FUNCTION lanes.lease_ran_out(lane lanes.checkpoint) RETURNS boolean
     VOLATILE PARALLEL SAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN lease_ran_out.lane.owner IS NOT NULL AND pg_catalog.clock_timestamp() > lease_ran_out.lane.lease + GREATEST(
+    RETURN lease_ran_out.lane.owner IS NULL OR pg_catalog.clock_timestamp() > lease_ran_out.lane.lease + GREATEST(
         lease_ran_out.lane.claimed_at, lease_ran_out.lane.moved_at,
         (SELECT w.heartbeat_at FROM lanes.worker AS w
          WHERE w.worker = lease_ran_out.lane.owner AND w.log_id = lease_ran_out.lane.log_id
@@ -376,7 +376,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION lanes.lease_ran_out(lanes.checkpoint) IS
-    'Whether the owner of a lane gave no sign of life for as long as its lease: no claim, no batch, no heartbeat';
+    'Whether a lane has no owner, or one that gave no sign of life for as long as its lease: no claim, no batch, no heartbeat. Then whoever holds its lock keeps nobody out';
 
 CREATE FUNCTION lanes.end_session(lane lanes.checkpoint) RETURNS void
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
@@ -433,6 +433,7 @@ DECLARE
     taken     lanes.checkpoint;
     has_lock  boolean;
 BEGIN
+    PERFORM lanes.require_read_committed('claim a lane');
     PERFORM lanes.check_worker(defined, claim.projection, claim.worker, claim.log_id);
     IF claim.lease IS NULL OR claim.lease < interval '1 s' THEN
         RAISE EXCEPTION USING
@@ -451,6 +452,8 @@ BEGIN
             HINT = 'Behind a transaction pooler, use lanes.claim_batch. On a connection of your own, put application_name into the connection string.';
     END IF;
 
+    -- Whose lane retires with the change learns of it by an error in begin_batch, which takes the change back.
+    PERFORM lanes.finish_reshaping(claim.projection);
     FOR candidate IN
         SELECT c.*
         FROM lanes.checkpoint AS c
@@ -689,6 +692,8 @@ BEGIN
           -- There is something to do: not all of an events table's last tick is accounted for, and no stop is reached.
           AND (c.tick = 0 OR (c.tick, c."position") < (newest.tick, newest.last_position))
           AND (c.stop_tick IS NULL OR (c.tick, c."position") < (c.stop_tick, c.stop_position))
+          -- The lock would not keep this session from a lane that it owns in the session form.
+          AND (c.owner_process_id, c.owner_started_at) IS DISTINCT FROM (pg_catalog.pg_backend_pid(), lanes.session_started_at())
         ORDER BY GREATEST(defined.defined_at, c.claimed_at, c.moved_at, c.released_at), c.lane
     LOOP
         has_lock := pg_catalog.pg_try_advisory_xact_lock(lanes.lock_key(claim_batch.projection, candidate.lane));
@@ -1531,26 +1536,39 @@ BEGIN
         RETURN NULL;
     END IF;
     SELECT t.* INTO newest FROM lanes.tick AS t WHERE t.log_id = log.log_id ORDER BY t.tick DESC LIMIT 1;
-    -- After the lock, so that ticks follow each other as their snapshots do.
+    -- After the lock, so that ticks follow each other as their snapshots do. What this very transaction appends, before or
+    -- after, comes with a later one.
     now_visible := pg_catalog.pg_current_snapshot();
+    IF pg_catalog.pg_visible_in_snapshot(pg_catalog.pg_current_xact_id(), now_visible) THEN
+        now_visible := pg_catalog.format('%s:%s:%s',
+            LEAST(pg_catalog.pg_snapshot_xmin(now_visible), pg_catalog.pg_current_xact_id()),
+            pg_catalog.pg_snapshot_xmax(now_visible),
+            (SELECT pg_catalog.string_agg(x.id::text, ',' ORDER BY x.id)
+             FROM (SELECT pg_catalog.pg_snapshot_xip(now_visible) UNION SELECT pg_catalog.pg_current_xact_id()) AS x (id)));
+    END IF;
     EXECUTE pg_catalog.format('SELECT pg_catalog.count(*), pg_catalog.max(%I) FROM %s WHERE %s',
         log.position_column, log.events_table, lanes.between_ticks(log))
     INTO added, last_position USING newest.snapshot, now_visible;
     IF added > 0 THEN
         INSERT INTO lanes.tick (log_id, tick, snapshot, events, last_position)
-        VALUES (log.log_id, COALESCE(newest.tick, 0) + 1, now_visible, COALESCE(newest.events, 0) + added, last_position)
+        VALUES (log.log_id, COALESCE(newest.tick, 0) + 1, now_visible, COALESCE(newest.events, 0) + added,
+            GREATEST(newest.last_position, last_position))
         RETURNING * INTO newest;
         EXECUTE pg_catalog.format('SELECT %s FROM %s WHERE %I = $1',
             CASE WHEN log.time_is_timestamp THEN pg_catalog.format('%I', log.time_column)
                 ELSE pg_catalog.format('pg_catalog.to_timestamp(%I / 1000.0)', log.time_column) END,
             log.events_table, log.position_column)
-        INTO last_time USING last_position;
+        INTO last_time USING newest.last_position;
     END IF;
-    -- A lane needs the tick before its own.
-    DELETE FROM lanes.tick AS t
-    WHERE t.log_id = log.log_id AND t.tick < newest.tick
-      AND t.tick < (SELECT pg_catalog.min(c.tick) - 1 FROM lanes.checkpoint AS c
-                    WHERE c.log_id = log.log_id AND c.retired_at IS NULL);
+    -- A lane needs the tick before its own, and a new one begins with the first that there is: while one is being defined,
+    -- whose row refers to the log's, none is deleted.
+    PERFORM FROM lanes.log AS l WHERE l.log_id = log.log_id FOR UPDATE SKIP LOCKED;
+    IF FOUND THEN
+        DELETE FROM lanes.tick AS t
+        WHERE t.log_id = log.log_id AND t.tick < newest.tick
+          AND t.tick < COALESCE((SELECT pg_catalog.min(c.tick) - 1 FROM lanes.checkpoint AS c
+                                 WHERE c.log_id = log.log_id AND c.retired_at IS NULL), newest.tick);
+    END IF;
     -- At most once a second, where nothing is new.
     UPDATE lanes.log AS l
     SET horizon = GREATEST(l.horizon, newest.last_position), reported_at = pg_catalog.clock_timestamp(),
@@ -1572,7 +1590,13 @@ DECLARE
     log  lanes.events_table;
     appended_by xid8;
 BEGIN
-    SELECT e.* INTO STRICT log FROM lanes.events_table AS e WHERE e.log_id = tick_of.log_id;
+    SELECT e.* INTO log FROM lanes.events_table AS e WHERE e.log_id = tick_of.log_id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'undefined_object',
+            MESSAGE = pg_catalog.format('log %s is not a table of events', COALESCE(tick_of.log_id::text, 'null')),
+            HINT = 'The table lanes.events_table lists the ones that are.';
+    END IF;
     EXECUTE pg_catalog.format('SELECT %I FROM %s WHERE %I = $1', log.xid_column, log.events_table, log.position_column)
     INTO appended_by USING tick_of."position";
     RETURN (
@@ -1773,13 +1797,9 @@ BEGIN
     SELECT rebased, l.horizon, l.horizon_time, l.horizon_event_time FROM lanes.log AS l WHERE l.log_id = log.log_id;
     DELETE FROM lanes.tick AS t WHERE t.log_id = log.log_id;
     UPDATE lanes.events_table AS e SET log_id = rebased, system_identifier = system WHERE e.log_id = log.log_id;
-    EXECUTE pg_catalog.format(
-        'INSERT INTO lanes.tick (log_id, tick, snapshot, ticked_at, events, last_position)'
-        ' SELECT $1, b.n, pg_catalog.format(''%%1$s:%%1$s:'', b.n + 3)::pg_snapshot, b.ticked_at, b.events,'
-        ' COALESCE((SELECT pg_catalog.max(e.%1$I) FROM %2$s AS e WHERE e.%3$I = (b.n + 2)::text::xid8), 0)'
-        ' FROM unnest($2) WITH ORDINALITY AS b (log_id, tick, snapshot, ticked_at, events, last_position, n)',
-        log.position_column, log.events_table, log.xid_column)
-    USING rebased, boundaries;
+    INSERT INTO lanes.tick (log_id, tick, snapshot, ticked_at, events, last_position)
+    SELECT rebased, b.n, pg_catalog.format('%1$s:%1$s:', b.n + 3)::pg_snapshot, b.ticked_at, b.events, b.last_position
+    FROM unnest(boundaries) WITH ORDINALITY AS b (log_id, tick, snapshot, ticked_at, events, last_position, n);
     -- What waits already comes before all that is read from now on.
     UPDATE lanes.parked_event AS e SET tick = e.tick - 1 - (
         SELECT pg_catalog.max(o.tick) FROM lanes.parked_event AS o WHERE (o.projection, o.version) = (e.projection, e.version))
@@ -2014,7 +2034,8 @@ SELECT
         ELSE 'running'
     END AS state,
     CASE
-        WHEN (s.tick, s."position") = (s.stop_tick, s.stop_position) THEN pg_catalog.format('%s waits for lanes %s', r.kind, r.behind)
+        WHEN (s.tick, s."position") = (s.stop_tick, s.stop_position) THEN
+            pg_catalog.format(CASE WHEN r.behind IS NULL THEN '%s is made with the next batch' ELSE '%s waits for lanes %s' END, r.kind, r.behind)
         WHEN s.stopped_reason IS NOT NULL THEN s.stopped_reason
         WHEN s.is_owned THEN NULL
         WHEN s.claimed_at IS NULL THEN 'never claimed'
@@ -2038,8 +2059,8 @@ SELECT
     w.parked_events,
     s.failed_position,
     s.tick,
-    CASE WHEN s.lag = 0 THEN 0::numeric
-        ELSE GREATEST(EXTRACT(epoch FROM s.horizon_event_time - s.event_time), 0::numeric) END AS lag_seconds,
+    CASE WHEN s.lag = 0 OR s.horizon_event_time < s.event_time THEN 0::numeric
+        ELSE EXTRACT(epoch FROM s.horizon_event_time - s.event_time) END AS lag_seconds,
     CASE WHEN s.stop_tick IS NOT NULL THEN lanes.place(s.stop_tick, s.stop_position) END AS stop_at,
     s.slots_owned AS slots,
     lanes.is_canonical(s.slot_lanes) AS lane_of_is_right,
@@ -2095,3 +2116,103 @@ COMMENT ON COLUMN lanes.status.heartbeat_at IS 'Last heartbeat of its owner''s s
 
 -- A reason can quote a row's values, so the view is for those who monitor the server, not for everybody.
 GRANT SELECT ON lanes.status TO pg_monitor;
+
+-- Paging over row shards: lanes.page. The rules are in core/src/page.
+
+-- Not dumped: a restore runs CREATE EXTENSION, which makes another key, so cursors of the first database end there.
+CREATE TABLE lanes.secret (
+    only_row boolean     NOT NULL DEFAULT true,
+    key      bytea       NOT NULL,
+    made_at  timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    CONSTRAINT secret_key PRIMARY KEY (only_row),
+    CONSTRAINT secret_only_row CHECK (only_row),
+    CONSTRAINT secret_length CHECK (pg_catalog.octet_length(key) >= 32)
+);
+COMMENT ON TABLE lanes.secret IS
+    'The key that signs the cursors of lanes.page. Its owner may change it at any time, which ends all cursors; nobody else needs to see it';
+COMMENT ON COLUMN lanes.secret.only_row IS 'True: there is one row';
+COMMENT ON COLUMN lanes.secret.key IS 'Random bytes, at least 32';
+COMMENT ON COLUMN lanes.secret.made_at IS 'When the key was made';
+-- Also what ALTER DEFAULT PRIVILEGES may have granted.
+REVOKE ALL ON lanes.secret FROM PUBLIC;
+-- A random uuid has 122 bits from the server's own source of secrets.
+INSERT INTO lanes.secret (key)
+SELECT pg_catalog.sha256(pg_catalog.string_agg(pg_catalog.uuid_send(pg_catalog.gen_random_uuid()), ''::bytea))
+FROM pg_catalog.generate_series(1, 4);
+
+CREATE FUNCTION lanes.page_columns(source regclass)
+    RETURNS TABLE (column_name name, type_id oid, collation_id oid, is_nullable boolean, key_position int,
+                   key_collation_id oid, is_shard boolean, leads_index boolean)
+    STABLE PARALLEL SAFE ROWS 20 LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    kind       "char";
+    key_index  oid;
+    shard_name name;
+BEGIN
+    SELECT c.relkind INTO kind FROM pg_catalog.pg_class AS c WHERE c.oid = page_columns.source;
+    -- Children of a table that is not partitioned can have equal keys, so no order of their rows is total.
+    IF kind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits AS i WHERE i.inhparent = page_columns.source) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'feature_not_supported',
+            MESSAGE = pg_catalog.format('cannot page over %s, from which other tables inherit', page_columns.source),
+            DETAIL = 'Its key says nothing about their rows, so two rows may be equal and a page may end between them.',
+            HINT = 'Page over one of the tables, or use a partitioned table.';
+    END IF;
+
+    -- What tells any two rows apart: the primary key, else the smallest unique index without nulls.
+    SELECT i.indexrelid INTO key_index
+    FROM pg_catalog.pg_index AS i
+    WHERE i.indrelid = page_columns.source AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+        AND NOT EXISTS (
+            SELECT FROM pg_catalog.generate_series(0, i.indnkeyatts - 1) AS n (at)
+            JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n.at]
+            WHERE NOT a.attnotnull)
+    ORDER BY i.indisprimary DESC, i.indnkeyatts, i.indexrelid LIMIT 1;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = pg_catalog.format('%s has no primary key', page_columns.source),
+            DETAIL = 'Rows that are equal in all sort columns are told apart by it; without one a page may end between them.',
+            HINT = 'Add a primary key, or a unique index on columns that are NOT NULL.';
+    END IF;
+
+    -- Of several shard columns the one that an index begins with: it is for reading.
+    SELECT s.shard_column INTO shard_name
+    FROM lanes.shard_columns AS s
+    JOIN pg_catalog.pg_attribute AS a ON a.attrelid = s.source AND a.attname = s.shard_column
+    WHERE s.source = page_columns.source
+    ORDER BY EXISTS (
+        SELECT FROM pg_catalog.pg_index AS i
+        WHERE i.indrelid = page_columns.source AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = a.attnum) DESC,
+        s.state = 'ready' DESC, s.shard_column LIMIT 1;
+
+    RETURN QUERY
+    SELECT a.attname, a.atttypid, a.attcollation, NOT a.attnotnull, k.at + 1, i.indcollation[k.at],
+        COALESCE(a.attname = shard_name, false), EXISTS (
+            SELECT FROM pg_catalog.pg_index AS l
+            WHERE l.indrelid = page_columns.source AND l.indisvalid AND l.indpred IS NULL AND l.indkey[0] = a.attnum)
+    FROM pg_catalog.pg_attribute AS a
+    JOIN pg_catalog.pg_index AS i ON i.indexrelid = key_index
+    LEFT JOIN LATERAL (
+        SELECT n.at FROM pg_catalog.generate_series(0, i.indnkeyatts - 1) AS n (at) WHERE i.indkey[n.at] = a.attnum) AS k ON true
+    WHERE a.attrelid = page_columns.source AND a.attnum > 0 AND NOT a.attisdropped;
+END
+$$;
+COMMENT ON FUNCTION lanes.page_columns(regclass) IS
+    'The columns of a table, its key, its shard column and which columns an index begins with: what lanes.page has to know. A part of it';
+
+-- With the caller's rights, whatever the table's policies call: so not parallel.
+CREATE FUNCTION lanes.page(row_type anyelement, order_by text DEFAULT NULL, page_size int DEFAULT 100, filter jsonb DEFAULT NULL,
+                           cursor text DEFAULT NULL, time_from timestamptz DEFAULT NULL, time_to timestamptz DEFAULT NULL,
+                           shard_column name DEFAULT NULL)
+    RETURNS TABLE (item anyelement, cursor text)
+    STABLE PARALLEL UNSAFE COST 1000 ROWS 100 LANGUAGE c AS 'MODULE_PATHNAME', 'page_wrapper';
+COMMENT ON FUNCTION lanes.page(anyelement, text, int, jsonb, text, timestamptz, timestamptz, name) IS
+    'One page of a table''s rows, in order over all its row shards: first without a cursor, then with the one of the last row, which is null at the end. A deep page costs what the first does, given the index that lanes.page_index names';
+
+CREATE FUNCTION lanes.page_index(row_type anyelement, order_by text DEFAULT NULL, filter jsonb DEFAULT NULL, shard_column name DEFAULT NULL)
+    RETURNS text
+    STABLE PARALLEL RESTRICTED COST 1000 LANGUAGE c AS 'MODULE_PATHNAME', 'page_index_wrapper';
+COMMENT ON FUNCTION lanes.page_index(anyelement, text, jsonb, name) IS
+    'The statement that makes the index that lanes.page wants for this order: shard column, columns that the filter holds fixed, sort columns';

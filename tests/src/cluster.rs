@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio_postgres::{Client, NoTls};
 
 /// How long a state may take to come about before a test gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running private Postgres cluster with the superuser `postgres`.
 #[derive(Debug)]
@@ -115,6 +115,16 @@ impl Cluster {
         client
     }
 
+    /// The folder of the server's socket.
+    pub fn socket(&self) -> &str {
+        &self.socket
+    }
+
+    /// The server's port, a part of its socket's name.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Creates a database with the extension in it.
     pub fn create_database(&self, name: &str) {
         self.create_database_with(name, "");
@@ -153,7 +163,7 @@ impl Cluster {
         command
     }
 
-    fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         self.directory.to_str().expect("the path of the project is UTF-8")
     }
 }
@@ -189,7 +199,7 @@ pub fn project() -> &'static Path {
 }
 
 /// Runs a script of the project and returns what it printed.
-fn script<S: AsRef<OsStr>>(name: &str, arguments: impl IntoIterator<Item = S>) -> String {
+pub(crate) fn script<S: AsRef<OsStr>>(name: &str, arguments: impl IntoIterator<Item = S>) -> String {
     let mut command = Command::new(project().join("scripts").join(name));
     // The server inherits it: a backtrace that could reach a client does reach it, and the tests see it.
     command.env("RUST_BACKTRACE", "1");

@@ -40,9 +40,11 @@ pub struct Answer {
 /// # Panics
 /// If it is not built; `make test` builds it.
 pub fn program() -> PathBuf {
-    // target/debug/deps/test-… ► target/debug/ingestd
-    let test = std::env::current_exe().expect("a test knows its own path");
-    let program = test.parent().and_then(Path::parent).expect("tests are in target/…/deps").join("ingestd");
+    // A test: target/debug/deps/test-… ► target/debug/ingestd. A benchmark: target/release/… ► target/release/ingestd.
+    let this = std::env::current_exe().expect("a test knows its own path");
+    let folder = this.parent().expect("it is in a folder");
+    let folder = if folder.ends_with("deps") { folder.parent().expect("tests are in target/…/deps") } else { folder };
+    let program = folder.join("ingestd");
     assert!(program.exists(), "{} is not built: run make test, or cargo build -p ingestd", program.display());
     program
 }

@@ -96,7 +96,9 @@ fn lower_priorities_pause_one_after_the_other_while_p0_is_behind() {
     for name in NAMES {
         assert_eq!(cluster.psql("app", &format!("SELECT sum(n), count(*) FROM \"{name}\"")), "300|10");
     }
-    assert_eq!(changes(&daemon), ["p2 pause", "p1 and p2 pause", "p1 go on", "p2 go on"]);
+    // A lane that has just been claimed is behind too, so that p2 may have paused for it before.
+    let changes = changes(&daemon);
+    assert!(changes.ends_with(&["p2 pause", "p1 and p2 pause", "p1 go on", "p2 go on"]), "{changes:?}");
     let quiet = "SELECT count(*) FROM lanes.status WHERE state <> 'running' OR reason IS NOT NULL";
     daemon.wait_until("nothing is left of it", || cluster.psql("app", quiet) == "0");
 }

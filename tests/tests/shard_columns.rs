@@ -84,6 +84,10 @@ enum Cut {
 /// Where it is cut off.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
+    /// Adding the column, waiting for the table.
+    AddWaits,
+    /// The column is added, and its transaction not committed.
+    Added,
     /// Among the first batches.
     Filling,
     /// Waiting for a row that somebody holds.
@@ -94,16 +98,50 @@ enum Phase {
     Validating,
     /// Before NOT NULL.
     NotNull,
+    /// Dropping the column, waiting for the table.
+    DropWaits,
+    /// The column is dropped, and its transaction not committed.
+    Dropped,
+}
+
+impl Phase {
+    /// What is running when it is cut off.
+    fn statement(self) -> &'static str {
+        match self {
+            Phase::AddWaits => "SELECT lanes.add_shard_column('orders', 'key', 4, lock_timeout => '10 min')",
+            Phase::Added => {
+                "BEGIN; SELECT lanes.add_shard_column('orders', 'key', 4, lock_timeout => '10 min'); SELECT pg_sleep(3600)"
+            }
+            Phase::Filling => "CALL lanes.backfill_shard_column('orders', 5)",
+            Phase::SecondPass | Phase::Adding | Phase::Validating | Phase::NotNull => {
+                "CALL lanes.backfill_shard_column('orders', 500)"
+            }
+            Phase::DropWaits => "SELECT lanes.drop_shard_column('orders', lock_timeout => '10 min')",
+            Phase::Dropped => {
+                "BEGIN; SELECT lanes.drop_shard_column('orders', lock_timeout => '10 min'); SELECT pg_sleep(3600)"
+            }
+        }
+    }
+
+    /// The state that the table is in after the cut.
+    fn state_after(self) -> &'static str {
+        match self {
+            Phase::AddWaits | Phase::Added => "none",
+            Phase::Filling | Phase::SecondPass | Phase::Adding => "filling",
+            Phase::Validating => "filled",
+            Phase::NotNull => "checked",
+            Phase::DropWaits | Phase::Dropped => "ready",
+        }
+    }
 }
 
 async fn state(client: &Client) -> String {
-    client.query_one("SELECT state FROM lanes.shard_columns", &[]).await.unwrap().get(0)
+    let state = "SELECT COALESCE((SELECT state FROM lanes.shard_columns), 'none')";
+    client.query_one(state, &[]).await.unwrap().get(0)
 }
 
-fn backfill(client: Client, batch: i32) -> JoinHandle<Result<(), Error>> {
-    tokio::spawn(
-        async move { client.batch_execute(&format!("CALL lanes.backfill_shard_column('orders', {batch})")).await },
-    )
+fn in_background(client: Client, statement: &'static str) -> JoinHandle<Result<(), Error>> {
+    tokio::spawn(async move { client.batch_execute(statement).await })
 }
 
 async fn process_id(client: &Client) -> i32 {
@@ -144,10 +182,12 @@ async fn cut_off_in(cluster: &mut Cluster, writers: &mut Option<Writers>, phase:
     let session = cluster.connect("shop").await;
     let process = process_id(&session).await;
     let block = match phase {
-        Phase::Filling => "SELECT 1",
+        Phase::Filling | Phase::Added | Phase::Dropped => "SELECT 1",
         // No writer uses this row, and it is the last to be filled.
         Phase::SecondPass => "BEGIN; SELECT FROM orders WHERE id = -1 FOR UPDATE",
-        Phase::Adding | Phase::NotNull => "BEGIN; LOCK TABLE orders IN ACCESS SHARE MODE",
+        Phase::AddWaits | Phase::Adding | Phase::NotNull | Phase::DropWaits => {
+            "BEGIN; LOCK TABLE orders IN ACCESS SHARE MODE"
+        }
         Phase::Validating => "BEGIN; LOCK TABLE orders IN SHARE UPDATE EXCLUSIVE MODE",
     };
     // The last steps are gone to by hand, so that it stops before the one that is meant.
@@ -160,12 +200,15 @@ async fn cut_off_in(cluster: &mut Cluster, writers: &mut Option<Writers>, phase:
         watcher.batch_execute("SELECT lanes.check_shard_column('orders', 'shard_id')").await.unwrap();
     }
     blocker.batch_execute(block).await.unwrap();
-    let running = backfill(session, if phase == Phase::Filling { 5 } else { 500 });
+    let running = in_background(session, phase.statement());
     let reached = match phase {
         Phase::Filling => "EXISTS (SELECT FROM lanes.shard_columns WHERE rows_filled > 0)".to_owned(),
         Phase::SecondPass => format!(
             "EXISTS (SELECT FROM lanes.shard_backfill WHERE rows_skipped > 0) AND cardinality(pg_blocking_pids({process})) > 0"
         ),
+        Phase::Added | Phase::Dropped => {
+            format!("EXISTS (SELECT FROM pg_stat_activity WHERE pid = {process} AND wait_event = 'PgSleep')")
+        }
         // It waits for the table's lock, and for the blocker, not for a writer.
         _ => format!(
             "EXISTS (SELECT FROM pg_locks WHERE pid = {process} AND NOT granted AND relation = 'orders'::regclass)
@@ -193,6 +236,16 @@ async fn cut_off_in(cluster: &mut Cluster, writers: &mut Option<Writers>, phase:
     drop(blocker);
 }
 
+async fn cut_off_in_each(cluster: &mut Cluster, writers: &mut Option<Writers>, phases: &[Phase], cut: Cut) {
+    for phase in phases {
+        cut_off_in(cluster, writers, *phase, cut).await;
+        let client = cluster.connect("shop").await;
+        // A session that was killed in a transaction ends when it notices.
+        wait_until(&client, "NOT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')").await;
+        assert_eq!(state(&client).await, phase.state_after(), "after {cut:?} in {phase:?}");
+    }
+}
+
 async fn run(cut: Cut) {
     let mut cluster = Cluster::start();
     cluster.create_database("shop");
@@ -217,21 +270,15 @@ async fn run(cut: Cut) {
         client.batch_execute("SELECT lanes.add_shard_column('orders', 'key', 4, lock_timeout => '100 ms')").await;
     assert_eq!(refused.unwrap_err().code(), Some(&SqlState::LOCK_NOT_AVAILABLE));
     drop(blocker);
+    drop(client);
+    cut_off_in_each(&mut cluster, &mut writers, &[Phase::AddWaits, Phase::Added], cut).await;
+    let client = cluster.connect("shop").await;
     until_locked(&client, "SELECT lanes.add_shard_column('orders', 'key', 4)").await;
     assert_eq!(state(&client).await, "added");
     drop(client);
 
-    for phase in [Phase::Filling, Phase::SecondPass, Phase::Adding, Phase::Validating, Phase::NotNull] {
-        cut_off_in(&mut cluster, &mut writers, phase, cut).await;
-        let client = cluster.connect("shop").await;
-        let expected: &[&str] = match phase {
-            Phase::Filling | Phase::SecondPass | Phase::Adding => &["filling"],
-            Phase::Validating => &["filled"],
-            Phase::NotNull => &["checked"],
-        };
-        let state = state(&client).await;
-        assert!(expected.contains(&state.as_str()), "after {cut:?} in {phase:?}: {state}");
-    }
+    let phases = [Phase::Filling, Phase::SecondPass, Phase::Adding, Phase::Validating, Phase::NotNull];
+    cut_off_in_each(&mut cluster, &mut writers, &phases, cut).await;
     let client = cluster.connect("shop").await;
     client.batch_execute("CALL lanes.backfill_shard_column('orders')").await.unwrap();
     assert_eq!(state(&client).await, "ready");
@@ -247,10 +294,13 @@ async fn run(cut: Cut) {
     check_rows(&cluster, true);
 
     // Dropping, with writers.
-    let mut more = Writers::start(&cluster);
+    let mut writers = Some(Writers::start(&cluster));
+    drop(client);
+    cut_off_in_each(&mut cluster, &mut writers, &[Phase::DropWaits, Phase::Dropped], cut).await;
+    let client = cluster.connect("shop").await;
     until_locked(&client, "SELECT lanes.drop_shard_column('orders')").await;
-    more.check_running();
-    drop(more);
+    writers.as_mut().unwrap().check_running();
+    drop(writers);
     wait_until(&client, "NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'pgbench')").await;
     check_rows(&cluster, false);
     let left = "SELECT count(*) FROM pg_attribute WHERE attrelid = 'orders'::regclass AND attname = 'shard_id'";

@@ -19,10 +19,11 @@ use super::catalog::{Known, LaneId};
 use super::source::{CHUNK_EVENTS, Chunk, PlacedEvent, Reader, Source};
 
 /// The most chunks that wait for a lane.
-const QUEUE_CHUNKS: usize = 8;
+const QUEUE_CHUNKS: usize = 4;
 
-/// The distance in events from which a lane joins the shared reader.
-const JOIN_DISTANCE: u64 = 2 * CHUNK_EVENTS;
+/// The distance from which a lane joins the shared reader: lanes that begin together join although the first of them lets
+/// the reader run ahead by a queue.
+const JOIN_DISTANCE: u64 = (QUEUE_CHUNKS as u64 + 2) * CHUNK_EVENTS;
 
 /// How long the reader waits for a lane whose queue is full. Only speed depends on it.
 const PATIENCE: Duration = Duration::from_secs(2);

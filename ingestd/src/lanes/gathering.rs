@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use lanes_core::place::Place;
 use lanes_core::projection::policy::{Mode, Priority};
 use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
@@ -23,6 +24,9 @@ pub(super) const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Bytes of events that wait for a batch to be full; more are not held back.
 const WAITING_BYTES: usize = CHUNK_BYTES;
+
+/// The most chunks that a lane reads for itself before it works on them.
+const CHUNKS_ALONE: usize = 4;
 
 /// How often the parked keys of a lane are looked at, for those whose retry somebody asked for.
 const PARKED_INTERVAL: Duration = Duration::from_secs(1);
@@ -150,8 +154,7 @@ impl Session<'_> {
     async fn gather(&self, lane: &mut Owned) -> Result<Vec<Delivery>, Failure> {
         let shared = self.shared;
         if let Some(stop) = lane.stop {
-            let chunk = shared.readers.read(lane.scanned_to, stop).await.map_err(Failure::Transient)?;
-            return Ok(vec![Delivery::select(&lane.known, lane.id.lane, chunk)]);
+            return self.read_alone(lane, stop).await;
         }
         if let Mode::Scheduled { every_ms } = lane.mode() {
             return self.gather_scheduled(lane, Duration::from_millis(every_ms)).await;
@@ -167,8 +170,7 @@ impl Session<'_> {
         }
         let alone_to = lane.attached.unwrap_or_else(|| shared.source.horizon());
         if alone_to > lane.scanned_to {
-            let chunk = shared.readers.read(lane.scanned_to, alone_to).await.map_err(Failure::Transient)?;
-            return Ok(vec![Delivery::select(&lane.known, lane.id.lane, chunk)]);
+            return self.read_alone(lane, alone_to).await;
         }
         match shared.dispatcher.take(&lane.id, shared.batch_events) {
             Some(deliveries) => Ok(deliveries),
@@ -179,6 +181,23 @@ impl Session<'_> {
                 Ok(vec![Delivery::select(&lane.known, lane.id.lane, nothing)])
             }
         }
+    }
+
+    /// What a lane reads for itself, up to `until`: several chunks where it has few events in each, so that one transaction
+    /// does not have to be made for a few.
+    async fn read_alone(&self, lane: &Owned, until: Place) -> Result<Vec<Delivery>, Failure> {
+        let (mut deliveries, mut scanned_to, mut events) = (Vec::new(), lane.scanned_to, 0);
+        while scanned_to < until && events < self.shared.batch_events && deliveries.len() < CHUNKS_ALONE {
+            let chunk = self.shared.readers.read(scanned_to, until).await.map_err(Failure::Transient)?;
+            let delivery = Delivery::select(&lane.known, lane.id.lane, chunk);
+            if delivery.scanned_to == scanned_to {
+                break;
+            }
+            scanned_to = delivery.scanned_to;
+            events += delivery.len();
+            deliveries.push(delivery);
+        }
+        Ok(deliveries)
     }
 
     /// What there is for a lane whose time has come: everything up to the horizon of that moment.
@@ -193,10 +212,7 @@ impl Session<'_> {
             shared.board.set(&lane.id, LaneState::Running, None);
         }
         match lane.run_to {
-            Some(run_to) if run_to > lane.scanned_to => {
-                let chunk = shared.readers.read(lane.scanned_to, run_to).await.map_err(Failure::Transient)?;
-                Ok(vec![Delivery::select(&lane.known, lane.id.lane, chunk)])
-            }
+            Some(run_to) if run_to > lane.scanned_to => self.read_alone(lane, run_to).await,
             _ => {
                 lane.run_to = None;
                 let reason = (lane.scanned_to == lane.place).then(|| "until its next time".to_owned());

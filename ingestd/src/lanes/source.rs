@@ -12,8 +12,8 @@ use super::events_table::{EventsTable, TableReader};
 use crate::log::horizon::Horizon;
 use crate::log::reader::LogReader;
 
-/// The most events that are read at once.
-pub const CHUNK_EVENTS: u64 = 2048;
+/// The most events that are read at once. Each lane gets its part of them, so few would make small transactions.
+pub const CHUNK_EVENTS: u64 = 8192;
 
 /// The bytes of events after which a chunk ends.
 pub const CHUNK_BYTES: usize = 4 << 20;

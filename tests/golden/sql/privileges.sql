@@ -30,7 +30,7 @@ GRANT EXECUTE ON FUNCTION lanes.claim, lanes.claim_batch, lanes.take_lane, lanes
     lanes.goodbye, lanes.begin_batch, lanes.open_batch, lanes.read_batch, lanes.commit_batch, lanes.finish_reshaping,
     lanes.stop_lane, lanes.stop_at_event, lanes.parked_keys, lanes.parked_events, lanes.park, lanes.unpark, lanes.skip_failed,
     lanes.skips_ahead, lanes.lock_lane, lanes.take_lane_lock, lanes.give_up_lane_lock TO golden_worker;
--- So that it may also change a map when the lanes that a change involves have come to their stop, and tick:
+-- Workers also tick, and change the map when the lanes that a change involves have come to their stop:
 GRANT UPDATE ON lanes.projection, lanes.log TO golden_worker;
 GRANT INSERT ON lanes.checkpoint TO golden_worker;
 GRANT DELETE ON lanes.reshaping TO golden_worker;

@@ -1,5 +1,5 @@
 //! Speed of the SQL tools as ratios within one run, on a throw-away cluster with the installed extension:
-//! `cargo run -p e2e --bin sql_tools_bench [pairs]`. Medians of pairs that are measured in turn, because a
+//! `cargo run -p e2e --bin sql_tools_bench [pairs [part]]`. Medians of pairs that are measured in turn, because a
 //! machine that others use is fast and slow by turns.
 
 use std::io::Write;
@@ -18,9 +18,23 @@ async fn main() {
     cluster.create_database("bench");
     let client = cluster.connect("bench").await;
     client.batch_execute("SET max_parallel_workers_per_gather = 0; SET jit = off").await.expect("settings");
-    counters(&cluster, pairs);
-    hashing(&client, pairs).await;
-    trigger(&client, pairs).await;
+    let part = std::env::args().nth(2);
+    let wanted = |name: &str| part.as_ref().is_none_or(|part| part == name);
+    if wanted("pages") {
+        pages(&client, pairs).await;
+    }
+    if wanted("bulk") {
+        bulk_loads(&client, pairs).await;
+    }
+    if wanted("counters") {
+        counters(&cluster, pairs);
+    }
+    if wanted("hashing") {
+        hashing(&client, pairs).await;
+    }
+    if wanted("trigger") {
+        trigger(&client, pairs).await;
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -55,6 +69,86 @@ async fn hashing(client: &Client, pairs: usize) {
             }
             println!("{call} / hashtextextended(k, 0) % 16, keys of {length} bytes: {:.2}", median(ratios));
         }
+    }
+}
+
+/// Page 10 000 against page 1, and against what OFFSET makes of it, by 50 rows over 16 row shards.
+async fn pages(client: &Client, pairs: usize) {
+    let table = "CREATE UNLOGGED TABLE feed (id bigint PRIMARY KEY, created timestamptz NOT NULL, note text);
+        SELECT lanes.add_shard_column('feed', 'id', 16);
+        INSERT INTO feed SELECT i, 'epoch'::timestamptz + i * 7919 % 100000 * interval '1 s', repeat('x', 40)
+            FROM generate_series(1::bigint, 600000) AS i;
+        CREATE INDEX ON feed (shard_id, created, id);
+        CREATE INDEX ON feed (created, id);
+        VACUUM ANALYZE feed";
+    for statement in table.split(';') {
+        client.batch_execute(statement).await.expect("a feed");
+    }
+    client.batch_execute("CALL lanes.backfill_shard_column('feed')").await.expect("checked and NOT NULL");
+    let mut place: Option<String> = None;
+    for rows in std::iter::repeat_n(10_000, 49).chain([9_950]) {
+        let last =
+            format!("SELECT cursor FROM lanes.page(NULL::feed, 'created', {rows}, cursor => $1) OFFSET {}", rows - 1);
+        place = client.query_one(&last, &[&place]).await.expect("a page").get(0);
+    }
+    let place = place.expect("more rows follow");
+    let plain = |offset: u32| format!("(SELECT f FROM feed AS f ORDER BY created, id LIMIT 50 OFFSET {offset}) AS p");
+    let page = |cursor: &str| format!("lanes.page(NULL::feed, 'created', 50, cursor => {cursor})");
+    let (first, deep) = (page("NULL"), page(&format!("'{place}'")));
+    let (plain_first, plain_deep) = (plain(0), plain(499_950));
+    let check =
+        format!("SELECT array_agg((p.item).id) = (SELECT array_agg((p.f).id) FROM {plain_deep}) FROM {deep} AS p");
+    assert!(client.query_one(&check, &[]).await.expect("both").get::<_, bool>(0), "the same 50 rows");
+    for (what, ours, theirs, times) in [
+        ("page 10 000 / page 1", &deep, &first, 100),
+        ("OFFSET 499 950 / page 10 000", &plain_deep, &deep, 5),
+        ("page 1 / LIMIT by an index without shards", &first, &plain_first, 100),
+    ] {
+        let run =
+            |from: &str| format!("DO $$ BEGIN FOR i IN 1..{times} LOOP PERFORM count(*) FROM {from}; END LOOP; END $$");
+        let mut ratios = Vec::new();
+        for _ in 0..pairs {
+            ratios.push(seconds(client, &run(ours)).await / seconds(client, &run(theirs)).await);
+        }
+        println!("{what}: {:.2}", median(ratios));
+    }
+}
+
+/// A load of 25 000 rows against one of 5 000, of which each bumps one of three counters, once a statement and once a row.
+async fn bulk_loads(client: &Client, pairs: usize) {
+    client
+        .batch_execute(
+            "CREATE TABLE parcel (id bigint PRIMARY KEY, depot text NOT NULL, weight bigint NOT NULL);
+             SELECT lanes.create_sharded_counter('depot_load', '{depot text}', '{parcels,weight}', shards => 8);
+             CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 PERFORM depot_load_add_many(array_agg(depot), array_agg(n), array_agg(w))
+                 FROM (SELECT depot, count(*) AS n, sum(weight)::bigint AS w FROM fresh GROUP BY depot) AS s HAVING count(*) > 0;
+                 RETURN NULL; END $$;
+             CREATE FUNCTION tell_row() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 PERFORM depot_load_add(NEW.depot, 1, NEW.weight); RETURN NULL; END $$",
+        )
+        .await
+        .expect("a counter of parcels");
+    for (form, trigger) in [
+        ("once a statement", "REFERENCING NEW TABLE AS fresh FOR EACH STATEMENT EXECUTE FUNCTION tell()"),
+        ("once a row", "FOR EACH ROW EXECUTE FUNCTION tell_row()"),
+    ] {
+        let create =
+            format!("DROP TRIGGER IF EXISTS tell ON parcel; CREATE TRIGGER tell AFTER INSERT ON parcel {trigger}");
+        client.batch_execute(&create).await.expect("a trigger");
+        let mut ratios = Vec::new();
+        for _ in 0..pairs {
+            client.batch_execute("TRUNCATE parcel, depot_load").await.expect("empty");
+            let load = |low: i32, high: i32| {
+                format!(
+                    "INSERT INTO parcel SELECT i, (ARRAY['A','B','C'])[i % 3 + 1], (i * 37) % 101
+                     FROM generate_series({low}, {high}) AS i"
+                )
+            };
+            let small = seconds(client, &load(1, 5_000)).await;
+            ratios.push(seconds(client, &load(5_001, 30_000)).await / small);
+        }
+        println!("load of 25 000 rows / of 5 000, bumping {form}: {:.1}", median(ratios));
     }
 }
 
