@@ -62,9 +62,10 @@ fn poison_of_every_kind_parks_its_key_and_nothing_else() {
     // own, for a constraint sees what a batch leaves of a row, not what was in between.
     let mut lines = Vec::new();
     for round in 0..10u32 {
-        if round == 6 {
+        // Also a6 has its note before a7, in another lane, asks for the same.
+        if round == 5 || round == 6 {
             assert_eq!(daemon.post(&lines.join("\n"), &[]).unwrap().status, 200);
-            applied(&daemon, 361);
+            applied(&daemon, u64::from(round) * 60 + 1);
             lines.clear();
         }
         for account in 0..60u32 {

@@ -120,8 +120,10 @@ impl Session<'_> {
         let row = row?;
         let place = |tick: i64, position: i64| Place { tick: tick.max(0) as u64, position: position.max(0) as u64 };
         let (table, map_version): (String, i64) = (row.try_get(2)?, row.try_get(3)?);
-        // In this order: under another map the lane may be anywhere.
+        // In this order: under another map the lane may be anywhere. Committed, because it may be begin_batch that has just
+        // changed the map, now that all lanes stand at their stop; rolled back, it would be as before, again and again.
         if map_version != lane.known.map_version {
+            self.client.batch_execute("COMMIT").await?;
             return Err(Failure::MapChanged(map_version));
         }
         let checkpoint = place(row.try_get(0)?, row.try_get(1)?);

@@ -77,8 +77,14 @@ impl Reporter {
             tokio::select! {
                 () = tokio::time::sleep(INTERVAL) => {}
                 () = self.refresh.notified() => {}
-                _ = stop.wait_for(|stop| *stop) => return,
+                _ = stop.wait_for(|stop| *stop) => break,
             }
+        }
+        // So that a copy of the log from before this moment is known for what it is.
+        if let (Some(client), Some(own), Some(log_id)) = (client, &self.own, self.source.log_id())
+            && let Err(error) = self.report(&client, log_id, own, self.source.horizon().position).await
+        {
+            tracing::debug!("the last report did not go out: {}", describe(&error));
         }
     }
 
