@@ -216,10 +216,10 @@ async fn own_lanes_until_trouble(run: &Run, client: &mut Client, name: &str, ran
             Counts::add(&run.counts.zombies);
             pause(random, 1000..=2500).await;
         }
-        if random.chance(1, 100) {
-            if let Some((lane, epoch)) = lanes.pop() {
-                client.execute("SELECT lanes.release('meters', $1, $2)", &[&lane, &epoch]).await?;
-            }
+        if random.chance(1, 100)
+            && let Some((lane, epoch)) = lanes.pop()
+        {
+            client.execute("SELECT lanes.release('meters', $1, $2)", &[&lane, &epoch]).await?;
         }
         pause(random, 1..=10).await;
     }
