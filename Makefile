@@ -5,7 +5,8 @@
 #                      DESTDIR is honoured
 #   make installcheck  golden SQL tests of the installed extension, and specs of several sessions
 #   make test          installs what is missing, builds, and runs all tests
-#   make soak-log      long forms of the proofs of the log, with fresh seeds; LOG_ROUNDS (default 200) says how long
+#   make soak-log      long forms of the proofs of the log, with fresh seeds; LOG_ROUNDS (default 200) says how long; LOG_FILE
+#                      names a .gz of events that is imported while the daemon is killed LOG_KILLS (20) times
 #   make soak-projections  long forms of the proofs of projections; PROJECTION_ROUNDS (100) and PHASE_ROUNDS (20)
 #   make soak-lanes    the same for lanes: changes of maps, ended sessions and zombies; LANE_ROUNDS (default 100) of each
 #   make demo          installs what is missing, builds, and shows a week of flights in three projections
@@ -81,12 +82,15 @@ test: setup
 	INGESTD=$(abspath $(TARGET))/debug/ingestd cargo test --workspace --exclude pg_lanes
 
 LOG_ROUNDS ?= 200
+LOG_FILE ?= $(abspath testdata/flights-week.ndjson.gz)
+LOG_KILLS ?= 20
 
 # Only the tests whose length the rounds decide. They print their seeds; LOG_SEED=… repeats one.
 soak-log:
 	cargo build -p ingestd
 	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p ingestd --test log_proofs -- --nocapture model power_cuts flipped
 	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p e2e --test log_crash -- --nocapture
+	LOG_FILE=$(LOG_FILE) LOG_KILLS=$(LOG_KILLS) cargo test -p e2e --test log_kills -- --nocapture
 
 PROJECTION_ROUNDS ?= 100
 PHASE_ROUNDS ?= 20

@@ -70,7 +70,7 @@ async fn produce(log: Arc<Log>, name: String, requests: Vec<Vec<Event>>) -> Resu
         if waiting.len() == IN_FLIGHT {
             acknowledged(waiting.pop_front()).await?;
         }
-        let source = Source::Producer { stream: stream.clone(), first_sequence };
+        let source = Source::Producer { stream: stream.clone(), first_sequence, hash: None };
         first_sequence += events.len() as u64;
         let (answer, reply) = oneshot::channel();
         let memory = Arc::clone(&memory).acquire_owned().await?;

@@ -31,7 +31,7 @@ enum Command {
     /// Run the daemon until SIGTERM.
     Run {
         /// Go on although the log has lost what it had stored, as the refused start has named it. What is lost is told in
-        /// the log by a row of type ingestd.loss.
+        /// the log by a row of type ingestd.loss. A damaged file is renamed, not deleted.
         #[arg(long)]
         accept_loss: bool,
     },

@@ -94,6 +94,9 @@ pub struct Config {
     pub retention_interval_s: Within<1, 86_400>,
     /// The most rows that retention deletes in one transaction. 100 to 100000, default 10000. Live.
     pub retention_delete_rows: Within<100, 100_000>,
+    /// Days after which a producer that sends nothing, and of which no event is left, is forgotten. 1 to 3650, default 30.
+    /// Live.
+    pub producer_retention_days: Within<1, 3650>,
     /// How long events stay after all projections have applied them, for a failover of Postgres to an older copy, in
     /// seconds. 0 to 604800, default 3600. Live.
     pub keep_applied_s: Within<0, 604_800>,
@@ -124,6 +127,7 @@ impl Default for Config {
             retention_max_bytes: Within::default(0),
             retention_interval_s: Within::default(600),
             retention_delete_rows: Within::default(10_000),
+            producer_retention_days: Within::default(30),
             keep_applied_s: Within::default(3600),
         }
     }
@@ -284,6 +288,7 @@ impl Config {
             ("retention_max_bytes", self.retention_max_bytes.get().to_string(), true),
             ("retention_interval_s", self.retention_interval_s.get().to_string(), true),
             ("retention_delete_rows", self.retention_delete_rows.get().to_string(), true),
+            ("producer_retention_days", self.producer_retention_days.get().to_string(), true),
             ("keep_applied_s", self.keep_applied_s.get().to_string(), true),
         ]
     }
@@ -298,6 +303,7 @@ impl Config {
         self.retention_max_bytes = new.retention_max_bytes;
         self.retention_interval_s = new.retention_interval_s;
         self.retention_delete_rows = new.retention_delete_rows;
+        self.producer_retention_days = new.producer_retention_days;
         self.keep_applied_s = new.keep_applied_s;
     }
 
@@ -319,6 +325,7 @@ impl Config {
             maximum_bytes: (maximum > 0).then_some(maximum),
             interval: Duration::from_secs(self.retention_interval_s.get()),
             delete_rows: self.retention_delete_rows.get(),
+            producer_age: Duration::from_secs(self.producer_retention_days.get() * 24 * 3600),
         }
     }
 

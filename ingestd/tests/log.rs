@@ -7,12 +7,15 @@ use std::path::Path;
 use ingestd::log::directory::shard_path;
 use ingestd::log::drain::{Ack, Refusal};
 use ingestd::log::reader::{LogReader, ReadError};
-use ingestd::log::shard::{Receipt, ReceiptKind, ShardHeader, read_header};
+use ingestd::log::shard::{Receipt, ReceiptKind, ShardHeader, open_reader, read_header};
+use ingestd::log::stream_hash::StreamHash;
 use ingestd::log::verify::verify;
 use ingestd::log::{LogSettings, open, watermark};
 use rusqlite::Connection;
 
-use support::{numbers, read_all, send, send_in_epoch, set_header, set_watermark, settings, store};
+use support::{
+    numbers, read_all, send, send_hashed, send_in_epoch, set_header, set_watermark, settings, store, verified,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_acknowledged_is_read_in_order_once_after_a_restart_with_any_shard_count() {
@@ -268,6 +271,67 @@ async fn lost_commits_are_named_and_given_up_only_when_told() {
     }
 }
 
+/// A file that SQLite or a checksum says is damaged is refused and named. Given up, it is put aside, whole, and what was in it
+/// counts as lost. A file that is only the wrong one is never put aside.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_file_is_put_aside_when_told_and_never_deleted() {
+    type Damage = fn(&Path);
+    let damages: [Damage; 4] = [
+        |file| std::fs::write(file, vec![7; 40_000]).unwrap(),
+        |file| {
+            let mut bytes = std::fs::read(file).unwrap();
+            bytes[4096..].fill(0xff);
+            std::fs::write(file, bytes).unwrap();
+        },
+        |file| Connection::open(file).unwrap().execute_batch("UPDATE receipt SET crc = crc + 1").unwrap(),
+        |file| Connection::open(file).unwrap().execute_batch("UPDATE log SET horizon = 77").unwrap(),
+    ];
+    for (case, damage) in damages.into_iter().enumerate() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let log = open(&settings(path, 2, 2)).unwrap();
+        // Positions 1-5 in shard 0, 6-10 in shard 1, 11-15 in shard 0.
+        for (producer, first) in [("even", 1), ("odd", 1), ("even", 6)] {
+            store(&log, producer, first, 5).await.unwrap();
+        }
+        log.close().unwrap();
+        let file = shard_path(path, 1);
+        damage(&file);
+        let damaged = std::fs::read(&file).unwrap();
+        let error = open(&settings(path, 2, 2)).unwrap_err().to_string();
+        assert!(error.contains("shard-0001.db") && error.contains("--accept-loss"), "case {case}: {error}");
+        assert!(file.exists(), "case {case}: a refused start puts nothing aside");
+
+        let log = open(&LogSettings { accept_loss: true, ..settings(path, 2, 2) }).unwrap();
+        assert_eq!(store(&log, "even", 11, 1).await, Ok(Ack { stored: 1, duplicates: 0, next_sequence: 12 }));
+        log.close().unwrap();
+        let events = read_all(path, 16);
+        assert_eq!(numbers(&events, "even"), (1..=11).collect::<Vec<_>>(), "case {case}");
+        assert_eq!((numbers(&events, "odd").len(), events[5].event.event_type.as_str()), (0, "ingestd.loss"));
+        let is_aside = |path: &std::path::PathBuf| {
+            let name = path.file_name().unwrap().to_string_lossy();
+            name.starts_with("shard-0001.db.corrupt.") && !name.ends_with("-wal") && !name.ends_with("-shm")
+        };
+        let aside: Vec<_> =
+            std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).filter(is_aside).collect();
+        assert_eq!(aside.len(), 1, "case {case}: {aside:?}");
+        // Where SQLite can still read it, all its events are there; else not a byte is different.
+        let events: rusqlite::Result<u64> =
+            Connection::open(&aside[0]).unwrap().query_row("SELECT count(*) FROM event", [], |row| row.get(0));
+        let whole = events.map_or_else(|_| std::fs::read(&aside[0]).unwrap() == damaged, |events| events == 5);
+        assert!(whole, "case {case}: something is gone from {aside:?}");
+        open(&settings(path, 2, 2)).unwrap().close().unwrap();
+    }
+
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    open(&settings(path, 1, 2)).unwrap().close().unwrap();
+    std::fs::copy(shard_path(path, 0), shard_path(path, 1)).unwrap();
+    let error = open(&LogSettings { accept_loss: true, ..settings(path, 1, 2) }).unwrap_err().to_string();
+    assert!(error.contains("was written as shard 0; do not rename shard files"), "{error}");
+    assert!(shard_path(path, 1).exists());
+}
+
 /// A hole in the numbers of a stream whose later numbers are there: the stream goes on after it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_goes_on_after_a_hole_that_was_given_up() {
@@ -341,7 +405,7 @@ async fn reading_is_bounded_by_events_and_by_bytes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn verify_finds_every_kind_of_damage() {
     type Damage = fn(&Connection);
-    let cases: [(&str, Damage); 9] = [
+    let cases: [(&str, Damage); 11] = [
         ("position 3 does not match its checksum", |shard| {
             shard.execute_batch("UPDATE event SET key = 'q' WHERE position = 3").unwrap();
         }),
@@ -371,6 +435,14 @@ async fn verify_finds_every_kind_of_damage() {
         }),
         ("event 2 of stream 1024 comes after its event 3", |shard| {
             shard.execute_batch("UPDATE event SET sequence = 5 - sequence WHERE position IN (2, 3)").unwrap();
+        }),
+        ("event 1 of stream 1024 is above the floor, and a receipt says that 256 is expired", |shard| {
+            shard.execute_batch("DELETE FROM receipt WHERE first_sequence = 1").unwrap();
+            let kind = ReceiptKind::Expired;
+            Receipt { stream: 1024, first_sequence: 1, last_sequence: 256, kind }.insert(shard).unwrap();
+        }),
+        ("the hash at event 601 of stream 1024 is of no event that a receipt covers", |shard| {
+            StreamHash { stream: 1024, sequence: 601, hash: [1; 32] }.insert(shard).unwrap();
         }),
         ("is at commit 0, the watermark saw its commit", |shard| {
             let path = Path::new(shard.path().unwrap());
@@ -433,6 +505,153 @@ async fn a_reader_beside_busy_writers_sees_every_position_up_to_the_horizon_and_
         reply.await.unwrap().unwrap();
     }
     assert!(tokio::task::spawn_blocking(|| reading.join().unwrap()).await.unwrap() > 1);
+    log.close().unwrap();
+}
+
+/// A directory as ingestd 0.3.0 left it: one drain, two shards; the producer `p` sent 1600 events, of which retention had
+/// deleted 1241, `q` 40 in its first epoch and 30 in epoch 2.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_of_schema_version_1_is_brought_to_the_present_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let unpack = |path: &Path| {
+        let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/version-1");
+        for name in ["shard-0000.db", "shard-0001.db", "watermark"] {
+            let packed = std::fs::read(kept.join(format!("{name}.gz"))).unwrap();
+            let mut file = std::fs::File::create(path.join(name)).unwrap();
+            std::io::copy(&mut flate2::read::GzDecoder::new(&packed[..]), &mut file).unwrap();
+        }
+    };
+    unpack(path);
+    let refused = verify(path).unwrap_err().to_string();
+    assert!(refused.contains("has schema version 1; a start of this ingestd brings it to 2"), "{refused}");
+
+    let log = open(&settings(path, 1, 2)).unwrap();
+    assert_eq!((log.horizon().position(), log.floor()), (1674, 1242));
+    assert_eq!(store(&log, "p", 1, 1600).await, Ok(Ack { stored: 0, duplicates: 1600, next_sequence: 1601 }));
+    assert_eq!(store(&log, "p", 1601, 400).await, Ok(Ack { stored: 400, duplicates: 0, next_sequence: 2001 }));
+    let closed = send_in_epoch(&log, "q", 0, 41, 1).await.await.unwrap();
+    assert_eq!(closed, Err(Refusal::Epoch { current: 2, given: 0 }));
+    let open_epoch = send_in_epoch(&log, "q", 2, 30, 2).await.await.unwrap();
+    assert_eq!(open_epoch, Ok(Ack { stored: 1, duplicates: 1, next_sequence: 32 }));
+    log.close().unwrap();
+    let files = e2e::log_files::check(path, Some(2075)).unwrap();
+    assert_eq!(files.stream("p").map(|row| row.sequence).collect::<Vec<_>>(), (1242..=2000).collect::<Vec<_>>());
+    assert_eq!(files.stream("q").count(), 40);
+    assert_eq!(verified(path).events, 2075 - 1242);
+
+    // What had rotted before is still found, by its old checksums.
+    type Damage = (&'static str, &'static str);
+    let damages: [Damage; 2] = [
+        ("UPDATE stream SET name = 'r' WHERE stream = 1024", "the name \"r\" of stream 1024 does not match"),
+        (
+            "UPDATE receipt SET last_sequence = 999 WHERE first_sequence = 512",
+            "receipt 512 to 999 of stream 1024 does not",
+        ),
+    ];
+    for (damage, expected) in damages {
+        let directory = tempfile::tempdir().unwrap();
+        unpack(directory.path());
+        Connection::open(shard_path(directory.path(), 0)).unwrap().execute_batch(damage).unwrap();
+        let error = open(&settings(directory.path(), 1, 2)).unwrap_err().to_string();
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+}
+
+/// A cut takes the hash of an event that it takes, and leaves the one before.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_hash_below_the_cut_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let log = open(&settings(path, 1, 2)).unwrap();
+    // Stripes of 256: 1-256 in shard 0, 257-512 in shard 1, 513-600 in shard 0.
+    for (first, count) in [(1, 50), (51, 50), (101, 500)] {
+        let last = first + count - 1;
+        assert_eq!(send_hashed(&log, "p", first, count, [(last / 10) as u8; 32]).await.stored, count);
+    }
+    assert_eq!(log.hashes().find(1024, 600).unwrap(), Some([60; 32]));
+    log.close().unwrap();
+    Connection::open(shard_path(path, 1)).unwrap().execute_batch("DELETE FROM event; DELETE FROM receipt").unwrap();
+    for shard in [0, 1] {
+        set_header(path, shard, |header| header.horizon = 0);
+    }
+    set_watermark(path, |watermark| {
+        watermark.horizon = 0;
+        watermark.commit_numbers = vec![0, 0];
+    });
+    let log = open(&settings(path, 1, 2)).unwrap();
+    assert_eq!(log.horizon().position(), 256);
+    let kept = [50, 100, 600].map(|sequence| log.hashes().find(1024, sequence).unwrap());
+    assert_eq!(kept, [None, Some([10; 32]), None]);
+    log.close().unwrap();
+    verified(path);
+}
+
+/// Hashes at every thousandth number stay; of the others only the last two of a shard.
+#[tokio::test(flavor = "multi_thread")]
+async fn hashes_are_stored_with_their_events_and_only_those_that_matter_are_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let hash = |number: u64| [(number % 251) as u8; 32];
+    let mut next = 1;
+    for (drains, shards, requests) in
+        [(1, 1, &[400, 600, 1000, 17][..]), (1, 3, &[983, 500, 500, 500]), (2, 2, &[7, 8])]
+    {
+        let log = open(&settings(path, drains, shards)).unwrap();
+        for count in requests {
+            let last = next + count - 1;
+            assert_eq!(send_hashed(&log, "p", next, *count, hash(last)).await.stored, *count);
+            assert_eq!(log.hashes().find(1024, last).unwrap(), Some(hash(last)));
+            next = last + 1;
+        }
+        // A resend with another hash changes nothing: who compares is the source.
+        assert_eq!(send_hashed(&log, "p", 1, 1000, [255; 32]).await.duplicates, 1000);
+        assert_eq!(log.hashes().find(1024, 1000).unwrap(), Some(hash(1000)));
+        assert_eq!(log.hashes().find(1024, 999).unwrap(), None);
+        log.close().unwrap();
+        let files = e2e::log_files::check(path, Some(next - 1)).unwrap();
+        let kept = &files.hashes["p"];
+        assert!(kept.iter().all(|(number, kept)| *kept == hash(*number)), "{kept:?}");
+        let thousands: Vec<u64> = (1..next).filter(|number| number % 1000 == 0).collect();
+        assert!(thousands.iter().all(|number| kept.contains_key(number)), "{kept:?}");
+        assert!(kept.contains_key(&(next - 1)), "the last one is kept: {kept:?}");
+        assert!(kept.len() <= thousands.len() + 2 * 3, "others are two a shard: {kept:?}");
+    }
+    assert_eq!(verified(path).hashes, e2e::log_files::check(path, None).unwrap().hashes["p"].len() as u64);
+    let shard = Connection::open(shard_path(path, 0)).unwrap();
+    shard.execute_batch("UPDATE stream_hash SET crc = crc + 1 WHERE sequence = 1000").unwrap();
+    drop(shard);
+    let expected = "the hash at event 1000 of stream 1024 does not match its checksum";
+    assert!(verify(path).unwrap().to_string().contains(expected));
+    assert!(open(&settings(path, 1, 1)).unwrap_err().to_string().contains(expected));
+}
+
+/// A reader that holds an old snapshot keeps the WAL from beginning anew: the status says so, nothing waits, and when the
+/// reader ends all is as before.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_holds_the_wal_back_is_told_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut settings = settings(directory.path(), 1, 1);
+    settings.limits.checkpoint_pages = 100;
+    let log = open(&settings).unwrap();
+    store(&log, "p", 1, 10).await.unwrap();
+    let trouble = || log.report().shards[0].reason.clone();
+    let reader = open_reader(&shard_path(directory.path(), 0)).unwrap();
+    reader.execute_batch("BEGIN; SELECT count(*) FROM event").unwrap();
+    let mut next = 11;
+    let mut append = async || {
+        assert_eq!(store(&log, "p", next, 2000).await.unwrap().stored, 2000);
+        next += 2000;
+    };
+    while trouble().is_none() {
+        append().await;
+    }
+    assert!(trouble().unwrap().contains("pages in its WAL"), "{:?}", trouble());
+    assert_eq!(log.report().shards[0].state, "active");
+    reader.execute_batch("COMMIT").unwrap();
+    while trouble().is_some() {
+        append().await;
+    }
     log.close().unwrap();
 }
 

@@ -1,16 +1,13 @@
--- What the daemon says of its log, at most once a second.
+-- What the daemon says of its log, at most once a second, when it has seen that the log is the one of the report before
+-- (reported_log.sql).
 -- $1 uuid: the log's id; $2 bigint: horizon; $3 bigint: time of storing at the horizon in milliseconds since 1970 UTC,
 -- null if the log is empty; $4 bigint: floor; $5 bigint: the time of the event at the horizon, likewise.
--- A horizon below the reported one is not taken: either the log or Postgres was restored from an older copy. Gives the
--- horizon that stands.
-INSERT INTO lanes.log AS known (log_id, horizon, horizon_time, floor, reported_at, horizon_event_time)
+INSERT INTO lanes.log (log_id, horizon, horizon_time, floor, reported_at, horizon_event_time)
 VALUES ($1, $2, pg_catalog.to_timestamp(($3::bigint / 1000.0)::double precision), $4, pg_catalog.clock_timestamp(),
         pg_catalog.to_timestamp(($5::bigint / 1000.0)::double precision))
 ON CONFLICT (log_id) DO UPDATE
-SET horizon = GREATEST(known.horizon, EXCLUDED.horizon),
-    horizon_time = CASE WHEN EXCLUDED.horizon >= known.horizon THEN EXCLUDED.horizon_time ELSE known.horizon_time END,
-    horizon_event_time =
-        CASE WHEN EXCLUDED.horizon >= known.horizon THEN EXCLUDED.horizon_event_time ELSE known.horizon_event_time END,
+SET horizon = EXCLUDED.horizon,
+    horizon_time = EXCLUDED.horizon_time,
+    horizon_event_time = EXCLUDED.horizon_event_time,
     floor = EXCLUDED.floor,
     reported_at = EXCLUDED.reported_at
-RETURNING horizon

@@ -1,9 +1,10 @@
 //! What is in the files of a log, read and checked without the daemon's code.
 //!
-//! Checks: every position above the floor to the last is held exactly once (LOG-1, LOG-4); the receipts of a stream are
-//! disjoint, dense from 1, and those that say "stored" cover exactly its rows (LOG-5); in a stream, the order of sequences
-//! is position order; each row matches its checksum; nothing was given up as lost. What was acknowledged (LOG-2) or shown
-//! (LOG-3) only the caller knows.
+//! Checks: every position above the floor to the last is held exactly once (LOG-1, LOG-4); the receipts of a stream that
+//! say "stored" are disjoint and cover exactly its rows, in each shard; those that say "expired" are one a shard, begin at
+//! 1, and cover nothing that is above the floor; together they are dense from 1 (LOG-5); in a stream, the order of
+//! sequences is position order; each row matches its checksum; nothing was given up as lost. What was acknowledged (LOG-2)
+//! or shown (LOG-3) only the caller knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -45,8 +46,13 @@ pub struct LogFiles {
     pub floor: u64,
     /// The events in position order. Some at or below the floor may still be there.
     pub rows: Vec<StoredRow>,
-    /// Stream ► the last of its numbers; all from 1 on are stored or expired.
+    /// Stream ► the last of its numbers; all from 1 on are stored or expired. A producer's epoch above 0 is behind its
+    /// name: `p/3`.
     pub last_numbers: BTreeMap<String, u64>,
+    /// Stream ► number ► the hash that its producer gave with it.
+    pub hashes: BTreeMap<String, BTreeMap<u64, Vec<u8>>>,
+    /// Receipts of all shards.
+    pub receipt_count: usize,
 }
 
 impl LogFiles {
@@ -65,6 +71,8 @@ struct Shard {
     rows: Vec<(u64, StoredRow)>,
     /// Stream, first, last, whether they are stored.
     receipts: Vec<(u64, u64, u64, bool)>,
+    /// Stream, number, hash.
+    hashes: Vec<(u64, u64, Vec<u8>)>,
 }
 
 /// The shard files in `directory`, in the order of their numbers.
@@ -93,7 +101,10 @@ pub fn check(directory: &Path, horizon: Option<u64>) -> Result<LogFiles, String>
     let mut log_id = None;
     let mut names: BTreeMap<u64, String> = BTreeMap::new();
     let mut rows: Vec<(u64, StoredRow)> = Vec::new();
-    let mut receipts: BTreeMap<u64, BTreeSet<(u64, u64, bool)>> = BTreeMap::new();
+    let mut receipts: BTreeMap<u64, BTreeSet<(u64, u64)>> = BTreeMap::new();
+    let mut expired: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut all_hashes: BTreeMap<u64, BTreeMap<u64, Vec<u8>>> = BTreeMap::new();
+    let mut receipt_count = 0;
     let floor = read_floor(directory)?;
     for path in shard_files(directory)? {
         let shard = read_shard(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -103,9 +114,29 @@ pub fn check(directory: &Path, horizon: Option<u64>) -> Result<LogFiles, String>
             let known = names.entry(number).or_insert_with(|| name.clone());
             ensure(*known == name, || format!("stream {number} is called \"{known}\" and \"{name}\""))?;
         }
+        receipt_count += shard.receipts.len();
+        let mut said: BTreeSet<(u64, u64)> = BTreeSet::new();
+        let mut with_expired: BTreeSet<u64> = BTreeSet::new();
         for (stream, first, last, stored) in shard.receipts {
-            let new = receipts.entry(stream).or_default().insert((first, last, stored));
-            ensure(new, || format!("receipt {first} to {last} of stream {stream} is there twice (LOG-5)"))?;
+            ensure(last >= first, || format!("receipt {first} to {last} of stream {stream} is empty"))?;
+            if stored {
+                let new = receipts.entry(stream).or_default().insert((first, last));
+                ensure(new, || format!("receipt {first} to {last} of stream {stream} is there twice (LOG-5)"))?;
+                said.extend((first..=last).map(|number| (stream, number)));
+            } else {
+                let new = with_expired.insert(stream);
+                ensure(new && first == 1, || {
+                    format!("{first} to {last} of stream {stream} is expired, in a second row")
+                })?;
+                let end = expired.entry(stream).or_default();
+                *end = last.max(*end);
+            }
+        }
+        let held: BTreeSet<(u64, u64)> = shard.rows.iter().map(|(stream, row)| (*stream, row.sequence)).collect();
+        ensure(held == said, || format!("{}: receipts and rows do not agree (LOG-5)", path.display()))?;
+        for (stream, number, hash) in shard.hashes {
+            let before = all_hashes.entry(stream).or_default().insert(number, hash);
+            ensure(before.is_none(), || format!("stream {stream} has two hashes at {number}"))?;
         }
         rows.extend(shard.rows);
     }
@@ -121,41 +152,53 @@ pub fn check(directory: &Path, horizon: Option<u64>) -> Result<LogFiles, String>
     let distinct: BTreeSet<&String> = names.values().collect();
     ensure(distinct.len() == names.len(), || format!("two streams have one name: {names:?}"))?;
 
-    let mut sequences: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    let mut sequences: BTreeMap<u64, u64> = BTreeMap::new();
     for (stream, row) in &mut rows {
         row.stream = names.get(stream).cloned().ok_or_else(|| format!("stream {stream} has rows and no name"))?;
-        let before = sequences.entry(*stream).or_default();
-        ensure(before.last().is_none_or(|last| *last < row.sequence), || {
+        let before = sequences.insert(*stream, row.sequence);
+        ensure(before.is_none_or(|last| last < row.sequence), || {
             format!("position {} has sequence {} of stream {stream}, not in order", row.position, row.sequence)
         })?;
-        before.push(row.sequence);
+    }
+    for (stream, row) in rows.iter().filter(|(_, row)| row.position > floor) {
+        let end = expired.get(stream).copied().unwrap_or(0);
+        ensure(row.sequence > end, || {
+            format!("position {} is above the floor, and number {end} of stream {stream} is expired", row.position)
+        })?;
     }
     let mut last_numbers = BTreeMap::new();
-    let mut covered: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
-    for (stream, ranges) in &receipts {
+    let streams: BTreeSet<u64> = receipts.keys().chain(expired.keys()).copied().collect();
+    for stream in streams {
+        let end = expired.get(&stream).copied().unwrap_or(0);
         let mut next = 1;
-        for (first, last, stored) in ranges {
-            ensure(*first == next && last >= first, || {
+        for (first, last) in receipts.get(&stream).into_iter().flatten() {
+            // What retention has not deleted yet has a receipt of its own and is expired as well.
+            ensure(*first >= next && *first <= next.max(end + 1), || {
                 format!("of stream {stream}, receipt {first} to {last} is where {next} should begin (LOG-5)")
             })?;
             next = last + 1;
-            if *stored {
-                covered.entry(*stream).or_default().extend(*first..=*last);
-            }
         }
-        let name = names.get(stream).ok_or_else(|| format!("stream {stream} has receipts and no name"))?;
-        last_numbers.insert(name.clone(), next - 1);
+        let name = names.get(&stream).ok_or_else(|| format!("stream {stream} has receipts and no name"))?;
+        last_numbers.insert(name.clone(), (next - 1).max(end));
     }
-    for stream in covered.keys().chain(sequences.keys()) {
-        ensure(covered.get(stream) == sequences.get(stream), || {
-            format!("receipts and rows of stream {stream} do not agree (LOG-5)")
+    let mut hashes = BTreeMap::new();
+    for (stream, of_stream) in all_hashes {
+        let name = names.get(&stream).ok_or_else(|| format!("stream {stream} has hashes and no name"))?;
+        let (last, greatest) = (last_numbers.get(name), of_stream.last_key_value().map(|(number, _)| number));
+        ensure(greatest <= last, || {
+            format!("stream {stream} has a hash at {greatest:?}, its last number is {last:?}")
         })?;
+        hashes.insert(name.clone(), of_stream);
     }
     let log_id = log_id.ok_or("there are no shards")?;
-    Ok(LogFiles { log_id, floor, rows: rows.into_iter().map(|(_, row)| row).collect(), last_numbers })
+    let rows = rows.into_iter().map(|(_, row)| row).collect();
+    Ok(LogFiles { log_id, floor, rows, last_numbers, hashes, receipt_count })
 }
 
-/// The floor, from the valid slot with the greater generation of the watermark file: 4096 bytes, little-endian, magic
+/// The bytes of a slot of the watermark file.
+const SLOT: usize = 16_384;
+
+/// The floor, from the valid slot with the greater generation of the watermark file: 16384 bytes, little-endian, magic
 /// `PLWATER1`, generation at 8, floor at 32, number of shards at 48, CRC-32C behind the shards' numbers from 56 on.
 /// 0 if there is no such slot.
 fn read_floor(directory: &Path) -> Result<u64, String> {
@@ -164,7 +207,7 @@ fn read_floor(directory: &Path) -> Result<u64, String> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
         Err(error) => return Err(error.to_string()),
     };
-    Ok(bytes.chunks(4096).filter_map(watermark_slot).max().map_or(0, |(_, floor)| floor))
+    Ok(bytes.chunks(SLOT).filter_map(watermark_slot).max().map_or(0, |(_, floor)| floor))
 }
 
 /// Generation and floor of a slot, if it is valid.
@@ -174,22 +217,6 @@ fn watermark_slot(slot: &[u8]) -> Option<(u64, u64)> {
     let end = 56 + 8 * small(48)? as usize;
     let valid = slot.get(..8)? == b"PLWATER1" && crc32c(slot.get(..end)?) == small(end)?;
     valid.then_some((number(8)?, number(32)?))
-}
-
-/// What a power cut may do to the newest slot of the watermark file, if the other one is valid: lose a sector of it. (The
-/// slot that the last sync covered is never written again before the other one is synced.)
-///
-/// # Panics
-/// If the file cannot be written.
-pub fn tear_watermark(directory: &Path) {
-    let path = directory.join("watermark");
-    let Ok(mut bytes) = std::fs::read(&path) else { return };
-    let slots: Vec<_> = bytes.chunks(4096).map(watermark_slot).collect();
-    if let [Some(first), Some(second)] = slots[..] {
-        let newest = if first > second { 0 } else { 4096 };
-        bytes[newest..newest + 512].fill(0);
-        std::fs::write(&path, bytes).expect("the directory is the test's");
-    }
 }
 
 fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
@@ -206,18 +233,19 @@ fn read_shard(path: &Path) -> Result<Shard, String> {
         Connection::open_with_flags_and_vfs(path, OpenFlags::SQLITE_OPEN_READ_ONLY, "unix").map_err(text)?;
     let log_id = connection.query_row("SELECT log_id FROM log", [], |row| row.get(0)).map_err(text)?;
     let mut names = BTreeMap::new();
-    let mut statement = connection.prepare("SELECT stream, name, epoch, crc FROM stream").map_err(text)?;
+    let mut statement =
+        connection.prepare("SELECT stream, name, epoch, last_stored_at, crc FROM stream").map_err(text)?;
     let mut found = statement.query([]).map_err(text)?;
     while let Some(row) = found.next().map_err(text)? {
         let get = |column| row.get::<_, u64>(column).map_err(text);
-        let (stream, epoch, crc) = (get(0)?, get(2)?, get(3)?);
+        let (stream, epoch, last_stored_at, crc) = (get(0)?, get(2)?, get(3)?, get(4)?);
         let name: String = row.get(1).map_err(text)?;
-        let mut bytes = [stream.to_le_bytes(), epoch.to_le_bytes()].concat();
+        let mut bytes = [stream, epoch, last_stored_at].map(u64::to_le_bytes).concat();
         bytes.extend(name.as_bytes());
         ensure(crc == u64::from(crc32c(&bytes)), || {
             format!("the name of stream {stream} does not match its checksum")
         })?;
-        names.insert(stream, name);
+        names.insert(stream, if epoch > 0 { format!("{name}/{epoch}") } else { name });
     }
 
     let mut receipts = Vec::new();
@@ -234,6 +262,20 @@ fn read_shard(path: &Path) -> Result<Shard, String> {
         let known = [STORED, EXPIRED].contains(&kind);
         ensure(known, || format!("receipt {first} to {last} of stream {stream} is of kind {kind}"))?;
         receipts.push((stream, first, last, kind == STORED));
+    }
+
+    let mut hashes = Vec::new();
+    let mut statement = connection.prepare("SELECT stream, sequence, hash, crc FROM stream_hash").map_err(text)?;
+    let mut found = statement.query([]).map_err(text)?;
+    while let Some(row) = found.next().map_err(text)? {
+        let get = |column| row.get::<_, u64>(column).map_err(text);
+        let (stream, number) = (get(0)?, get(1)?);
+        let hash: Vec<u8> = row.get(2).map_err(text)?;
+        let bytes = [&stream.to_le_bytes()[..], &number.to_le_bytes(), &hash].concat();
+        ensure(get(3)? == u64::from(crc32c(&bytes)), || {
+            format!("the hash at {number} of stream {stream} does not match its checksum")
+        })?;
+        hashes.push((stream, number, hash));
     }
 
     let losses: u64 = connection.query_row("SELECT count(*) FROM loss", [], |row| row.get(0)).map_err(text)?;
@@ -265,7 +307,7 @@ fn read_shard(path: &Path) -> Result<Shard, String> {
         let row = StoredRow { position, stream: String::new(), sequence, event_type, key, ts: number(4)?, payload };
         rows.push((number(1)? as u64, row));
     }
-    Ok(Shard { log_id, names, rows, receipts })
+    Ok(Shard { log_id, names, rows, receipts, hashes })
 }
 
 /// CRC-32C (Castagnoli, reflected), by its definition, bytewise through a table.

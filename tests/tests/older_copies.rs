@@ -7,6 +7,8 @@ use e2e::cluster::Cluster;
 use e2e::daemon::{Daemon, testdata};
 use e2e::flights::{LANES, WEEK_EVENTS, assert_week, daemon_with_projections, week};
 
+const PROJECTIONS: [&str; 3] = ["airport_departures", "aircraft_last_seen", "route_delay"];
+
 fn copy(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -45,12 +47,39 @@ fn a_log_from_an_older_copy_is_not_applied_over_what_came_after_it() {
     let status = daemon.wait_for("refused", |status| status["postgres"]["state"] == "unavailable");
     let reason = status["postgres"]["reason"].as_str().unwrap();
     assert!(reason.contains("the log was restored from an older copy"), "{reason}");
-    // Other events than those that stood at these positions before: none of them may reach a table.
-    let other: Vec<String> = lines[2000..2500].iter().map(|line| line.replace("EWR", "XXX")).collect();
-    post(&daemon, &other, 2001);
-    let claimed = "SELECT count(*) FROM lanes.status WHERE state <> 'unowned'";
-    assert_eq!(cluster.psql("flights", claimed), "0");
-    assert_week(&cluster, "flights");
+    // Other events than those that stood at these positions before: none of them may reach a table, also when the log has
+    // grown past all that Postgres knew of it, and after restarts.
+    let other: Vec<String> = lines.iter().map(|line| line.replace("EWR", "XXX")).collect();
+    let refused = |daemon: &Daemon, reason: &str| {
+        daemon.wait_for("refused", |status| {
+            let said = status["postgres"]["reason"].as_str().unwrap_or_default();
+            said.contains(reason) && said.contains("the log was restored from an older copy")
+        });
+        let claimed = "SELECT count(*) FROM lanes.status WHERE state <> 'unowned'";
+        assert_eq!(cluster.psql("flights", claimed), "0");
+        assert_week(&cluster, "flights");
+    };
+    post(&daemon, &other[2000..2500], 2001);
+    refused(&daemon, "the log's horizon is ");
+    post(&daemon, &other[2500..], 2501);
+    post(&daemon, &other[..1000], WEEK_EVENTS as usize + 1);
+    refused(&daemon, "another event stands now");
+    for _ in 0..2 {
+        assert!(daemon.stop().success());
+        daemon.start();
+        refused(&daemon, "another event stands now");
+    }
+
+    // Told to let go of what was applied, it begins anew: with the log as it is now.
+    for projection in PROJECTIONS {
+        daemon.run(&["forget", projection]);
+        cluster.psql("flights", &format!("DROP TABLE {projection} CASCADE"));
+    }
+    daemon.wait_for("reported", |status| status["postgres"]["state"] == "ready");
+    daemon.run(&["apply", testdata("projections.yaml").to_str().unwrap()]);
+    daemon.wait_until_applied(LANES, WEEK_EVENTS + 1000);
+    let renamed = "SELECT count(*) > 0 FROM airport_departures WHERE origin = 'XXX'";
+    assert_eq!(cluster.psql("flights", renamed), "t");
 }
 
 #[test]

@@ -96,7 +96,7 @@ pub fn describe(json: &str) -> Result<String, String> {
     let held = status.retention_held_by.as_deref().map(|name| format!(", held by projection {name}"));
     let _ = writeln!(text, "floor     {}{}", log.floor, held.unwrap_or_default());
     let _ = writeln!(text, "threads   {} drains, {} store shards", log.drains, log.shards.len());
-    for shard in log.shards.iter().filter(|shard| shard.state != "active") {
+    for shard in log.shards.iter().filter(|shard| shard.state != "active" || shard.reason.is_some()) {
         let reason = shard.reason.as_deref().unwrap_or("only read");
         let _ = writeln!(text, "shard {}   {}: {reason}", shard.shard, shard.state);
     }

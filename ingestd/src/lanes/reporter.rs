@@ -105,16 +105,13 @@ impl Reporter {
     async fn round(&self, client: Client, log_id: Uuid, watch: &mut Watch) -> Result<(Client, Option<String>), String> {
         if let Some(own) = &self.own {
             let horizon = self.source.horizon().position;
-            let standing = self.report(&client, log_id, own, horizon).await.map_err(|error| describe(&error))?;
-            if standing > horizon {
-                let reason = format!(
-                    "the log's horizon is {horizon}, but {standing} was reported to Postgres before: the log was restored \
-                     from an older copy, so lanes cannot go on"
-                );
+            let other = Reporter::other_log(&client, log_id, own, horizon).await.map_err(|error| describe(&error))?;
+            if let Some(reason) = other {
                 self.catalog.send_replace(Arc::default());
                 self.lose_sight();
                 return Ok((client, Some(reason)));
             }
+            self.report(&client, log_id, own, horizon).await.map_err(|error| describe(&error))?;
             let least = client
                 .query_opt(include_str!("../../../sql/queries/least_checkpoint.sql"), &[&log_id])
                 .await
@@ -139,6 +136,33 @@ impl Reporter {
         Ok((client, None))
     }
 
+    /// Why the log is not the one that was reported to Postgres before; none if it is. Once it was restored from an older
+    /// copy it is so for ever, also when it has grown past the horizon that was reported: another event stands there then,
+    /// stored at another time. The report is left as it was, because it is what tells.
+    async fn other_log(client: &Client, log_id: Uuid, own: &OwnLog, horizon: u64) -> Result<Option<String>, Error> {
+        let statement = include_str!("../../../sql/queries/reported_log.sql");
+        let Some(row) = client.query_opt(statement, &[&log_id]).await? else { return Ok(None) };
+        let (standing, time, applied): (i64, Option<i64>, bool) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        let standing = standing.max(0) as u64;
+        let found = if !applied {
+            // Nobody has read what stood there.
+            return Ok(None);
+        } else if standing > horizon {
+            format!("the log's horizon is {horizon}, but {standing} was reported to Postgres before")
+        } else {
+            match (Reporter::times_at(own, standing), time) {
+                (Some((stored, _)), Some(reported)) if stored != reported => {
+                    format!("at position {standing}, which was reported to Postgres before, another event stands now")
+                }
+                _ => return Ok(None),
+            }
+        };
+        Ok(Some(format!(
+            "{found}: the log was restored from an older copy, so lanes cannot go on; put the newer one back, or let go of \
+             the log's projections (ingestd forget) and apply them again"
+        )))
+    }
+
     /// Times of the event at `position`: of storing, and its own. None for an empty log, and for one that cannot be read,
     /// which the lanes will say; the report goes out all the same.
     fn times_at(own: &OwnLog, position: u64) -> Option<(i64, i64)> {
@@ -147,15 +171,12 @@ impl Reporter {
         chunk.events.first().map(|stored| (stored.stored_at, stored.event.ts))
     }
 
-    async fn report(&self, client: &Client, log_id: Uuid, own: &OwnLog, horizon: u64) -> Result<u64, Error> {
+    async fn report(&self, client: &Client, log_id: Uuid, own: &OwnLog, horizon: u64) -> Result<(), Error> {
         let (stored_at, event_time) = Reporter::times_at(own, horizon).unzip();
         let event_time = event_time.filter(|time| TIMES_MS.contains(time));
-        let row = client
-            .query_one(
-                include_str!("../../../sql/queries/report_log.sql"),
-                &[&log_id, &(horizon as i64), &stored_at, &(self.source.floor() as i64), &event_time],
-            )
-            .await?;
-        Ok(row.try_get::<_, i64>(0)?.max(0) as u64)
+        let statement = include_str!("../../../sql/queries/report_log.sql");
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
+            [&log_id, &(horizon as i64), &stored_at, &(self.source.floor() as i64), &event_time];
+        client.execute(statement, &values).await.map(drop)
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Statement};
 use uuid::Uuid;
 
@@ -221,7 +222,10 @@ impl Session<'_> {
             Failure::Connection(reason) => return Err(reason),
             Failure::LaneLost(reason) => {
                 tracing::warn!(projection = %lane.id.projection, lane = lane.id.lane, "lane lost: {reason}");
-                self.give_up(lane).await?;
+                // Whatever the row says of the owner: this session is not it.
+                let give_up = "SELECT lanes.give_up_lane_lock($1, $2)";
+                let parameters: [&(dyn ToSql + Sync); 2] = [&&*lane.id.projection, &(lane.id.lane as i32)];
+                self.client.query(give_up, &parameters).await.map_err(|error| describe(&error))?;
                 shared.board.set(&lane.id, LaneState::Unowned, Some(reason));
                 return Ok(Settled::Lost);
             }

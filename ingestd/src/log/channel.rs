@@ -12,6 +12,7 @@ use lanes_core::event::Event;
 use super::budget::Budget;
 pub use super::budget::Closed;
 use super::stream::StreamKey;
+use super::stream_hash::ContentHash;
 
 /// A run of successive events of one stream with successive positions.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub struct Block {
     pub cpu: u32,
     /// The events, at least one.
     pub events: Vec<Event>,
+    /// What the stream's events up to the last of these hash to, if its producer has said so.
+    pub hash: Option<ContentHash>,
 }
 
 impl Block {
@@ -157,6 +160,7 @@ mod tests {
             first_sequence: 1,
             cpu: 0,
             events: vec![event],
+            hash: None,
         }
     }
 

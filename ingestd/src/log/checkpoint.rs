@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is the longest pause that a producer sees. A larger threshold makes it rarer and longer; two at once make
 //! both slower. So writers take turns: one that finds another at it waits for its next commit, unless its own WAL has
-//! grown far. PASSIVE never waits for a reader; what one holds back is tried again later.
+//! grown far. PASSIVE never waits for a reader; what one holds back is tried again later, and told when it is much.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -23,6 +23,8 @@ pub struct Checkpoints {
     pages: Arc<AtomicU64>,
     /// The size at which the next checkpoint is due, if a reader held the last one back.
     due_at: u64,
+    /// Pages that a reader kept the last checkpoint from copying.
+    held_back: u64,
 }
 
 impl Checkpoints {
@@ -37,7 +39,7 @@ impl Checkpoints {
             counted.store(count.max(0) as u64, Ordering::Relaxed);
             Ok(())
         }))?;
-        Ok(Checkpoints { turn, pages, due_at: 0 })
+        Ok(Checkpoints { turn, pages, due_at: 0, held_back: 0 })
     }
 
     /// Makes a checkpoint if the WAL has `threshold` pages and it is this shard's turn. To be called after commits.
@@ -49,6 +51,7 @@ impl Checkpoints {
         if pages < threshold {
             // The WAL has begun anew.
             self.due_at = 0;
+            self.held_back = 0;
         }
         if pages < threshold.max(self.due_at) {
             return Ok(());
@@ -60,9 +63,16 @@ impl Checkpoints {
             Err(TryLockError::WouldBlock) if pages < URGENT * threshold => return Ok(()),
             Err(TryLockError::WouldBlock) => turn.lock().unwrap_or_else(PoisonError::into_inner),
         };
-        connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+        let (in_wal, copied): (i64, i64) =
+            connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| Ok((row.get(1)?, row.get(2)?)))?;
+        self.held_back = u64::try_from(in_wal - copied).unwrap_or(0);
         self.due_at = pages + threshold;
         Ok(())
+    }
+
+    /// Pages that a reader keeps in the WAL, if they are so many that somebody should know.
+    pub fn held_back(&self, threshold: u64) -> Option<u64> {
+        (self.held_back >= URGENT * threshold).then_some(self.held_back)
     }
 }
 
@@ -128,11 +138,14 @@ mod tests {
         }
         due.dedup();
         assert!(due.len() < 8, "{due:?}");
+        assert!(checkpoints.held_back(20).is_some_and(|pages| pages >= 80), "{checkpoints:?}");
+        assert_eq!(checkpoints.held_back(1000), None);
         reader.execute_batch("COMMIT").unwrap();
         for _ in 0..4 {
             grow(&connection);
             checkpoints.after_commit(&connection, 20).unwrap();
         }
         assert!(pages_in_database(&connection) > 100, "it is caught up when the reader has gone");
+        assert_eq!(checkpoints.held_back(20), None);
     }
 }

@@ -3,7 +3,8 @@
 //! The directory must exist, belong to the daemon's user and not be reached through a symbolic link. A lock file keeps
 //! a second daemon out for as long as the first one lives; the kernel gives the lock back when a process dies.
 //!
-//! Files: `ingestd.lock`, `watermark`, and per store shard `shard-NNNN.db` with SQLite's `-wal` and `-shm`.
+//! Files: `ingestd.lock`, `watermark`, and per store shard `shard-NNNN.db` with SQLite's `-wal` and `-shm`; of a damaged
+//! one that an operator gave up `shard-NNNN.db.corrupt.TIME`, likewise, which nobody reads.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{Read, Seek, Write};

@@ -13,7 +13,9 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::channel::{self, Block, BlockSender, Closed};
 use super::horizon::Horizon;
-use super::stream::{DAEMON_STREAM, StreamKey, StreamState, daemon_stream_name, drain_stream_name};
+use super::stream::{DAEMON_STREAM, StreamKey, StreamRegistry, StreamState, daemon_stream_name, drain_stream_name};
+use super::stream_hash::ContentHash;
+use super::writer::now_ms;
 
 /// Events of a stripe: so many successive events of a drain go to one store shard before the next one's turn. Fixed
 /// for the life of the process and never stored; recovery does not need it.
@@ -55,6 +57,9 @@ pub enum Refusal {
         /// The request's epoch.
         given: u64,
     },
+    /// The producer was idle for so long that the log forgets it at this moment. A resend finds it unknown.
+    #[error("the producer was idle for long and is being forgotten; send the request again")]
+    Forgotten,
     /// The log is closing. A prefix of the request may be stored; a resend settles it.
     #[error("the log is closing")]
     Closing,
@@ -72,6 +77,8 @@ pub enum Source {
         stream: StreamKey,
         /// The number of the request's first event, from 1.
         first_sequence: u64,
+        /// What the stream's events up to the request's last one hash to, if the producer says so.
+        hash: Option<ContentHash>,
     },
     /// Nobody in particular: the drain's own stream.
     Anonymous,
@@ -115,6 +122,17 @@ pub enum Command {
         /// Gets the epoch, before the answer.
         epoch: oneshot::Sender<u64>,
     },
+    /// Let go of a stream of which retention has deleted everything.
+    Forget {
+        /// The stream.
+        stream: StreamKey,
+        /// The greatest of its numbers that retention has seen.
+        end: u64,
+        /// Its producer counts as idle if it was not heard of since, in milliseconds since 1970 UTC.
+        idle_since: i64,
+        /// Tells whether it is let go: then it takes nothing any more.
+        answer: oneshot::Sender<bool>,
+    },
 }
 
 /// One drain's state.
@@ -130,6 +148,8 @@ pub struct Drain {
     pub streams: HashMap<u64, StreamState>,
     /// Producers ► the stream of their open epoch.
     pub producers: HashMap<Arc<str>, StreamKey>,
+    /// The streams of the log by name.
+    pub registry: Arc<StreamRegistry>,
     /// The log's horizon.
     pub horizon: Arc<Horizon>,
 }
@@ -142,18 +162,24 @@ impl Drain {
             match command {
                 Command::Store(request) => self.store(request, &mut stripe),
                 Command::Describe { name, answer, epoch } => self.describe(&name, answer, epoch),
+                Command::Forget { stream, end, idle_since, answer } => {
+                    // Whoever asked is gone only when the log closes.
+                    let _ = answer.send(self.let_go(&stream, end, idle_since));
+                }
             }
         }
     }
 
     fn store(&mut self, request: Request, stripe: &mut Stripe) {
         let Request { source, events, answer, memory } = request;
+        let mut hash = None;
         let (key, given) = match source {
-            Source::Producer { stream, first_sequence } => {
+            Source::Producer { stream, first_sequence, hash: given } => {
                 if let Err(refusal) = self.check_epoch(&stream, first_sequence) {
                     let _ = answer.send(Err(refusal));
                     return;
                 }
+                hash = given;
                 (stream, Some(first_sequence))
             }
             Source::Anonymous => {
@@ -163,6 +189,7 @@ impl Drain {
             Source::Daemon => (StreamKey { number: DAEMON_STREAM, name: daemon_stream_name().into(), epoch: 0 }, None),
         };
         let stream = self.streams.entry(key.number).or_default();
+        stream.heard_of_at = now_ms();
         let expected = stream.next_sequence();
         let given = given.unwrap_or(expected);
         if given > expected {
@@ -181,7 +208,8 @@ impl Drain {
         while events.len() > 0 {
             let block: Vec<Event> = events.by_ref().take(stripe.left.min(BLOCK_EVENTS)).collect();
             let length = block.len();
-            match send_block(&self.shards[stripe.shard], &self.horizon, stream, &key, self.cpu, block) {
+            let hash = hash.filter(|_| events.len() == 0);
+            match send_block(&self.shards[stripe.shard], &self.horizon, stream, &key, self.cpu, block, hash) {
                 Ok(position) => last_position = position,
                 Err(Closed) => {
                     let _ = answer.send(Err(Refusal::Closing));
@@ -204,6 +232,9 @@ impl Drain {
             }
             current => current.map(|open| open.number),
         };
+        if !self.registry.knows(stream) {
+            return Err(Refusal::Forgotten);
+        }
         if first_sequence != 1 {
             return Err(Refusal::Gap { expected: 1, given: first_sequence });
         }
@@ -213,6 +244,30 @@ impl Drain {
         }
         self.producers.insert(Arc::clone(&stream.name), stream.clone());
         Ok(())
+    }
+
+    /// Lets go of a stream, unless it has more than retention has seen, is in use, or has something in flight.
+    fn let_go(&mut self, stream: &StreamKey, end: u64, idle_since: i64) -> bool {
+        let durable = |state: &StreamState, sequence| state.position_covering(sequence) <= self.horizon.position();
+        if let Some(open) = self.producers.get(&stream.name)
+            && let Some(state) = self.streams.get(&open.number)
+        {
+            let may_go = if open.number == stream.number {
+                state.covered.end() == end && state.heard_of_at <= idle_since && durable(state, end)
+            } else {
+                // Everything of a closed epoch is before the first event of the open one.
+                durable(state, 1)
+            };
+            if !may_go {
+                return false;
+            }
+            if open.number == stream.number {
+                self.streams.remove(&stream.number);
+                self.producers.remove(&stream.name);
+            }
+        }
+        self.registry.begin_forgetting(stream);
+        true
     }
 
     fn describe(&self, name: &str, answer: oneshot::Sender<Answer>, epoch: oneshot::Sender<u64>) {
@@ -248,12 +303,13 @@ fn send_block(
     key: &StreamKey,
     cpu: u32,
     events: Vec<Event>,
+    hash: Option<ContentHash>,
 ) -> Result<u64, Closed> {
     let room = shard.reserve(channel::size_bytes(&events))?;
     let count = events.len() as u64;
     let first_sequence = stream.next_sequence();
     let first_position = horizon.take(count);
-    room.send(Block { first_position, stream: key.clone(), first_sequence, cpu, events })?;
+    room.send(Block { first_position, stream: key.clone(), first_sequence, cpu, events, hash })?;
     stream.sent(first_sequence, first_position, count, horizon.position());
     Ok(first_position + count - 1)
 }

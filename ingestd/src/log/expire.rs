@@ -1,13 +1,13 @@
 //! Deleting what lies at or below the floor, in bounded transactions by the owner of the shard's connection.
 //!
-//! The rows go and their numbers' receipts become `Expired` in one transaction, so that a resend of what retention has
-//! deleted is still a duplicate (LOG-5).
-
-use std::collections::BTreeMap;
+//! The rows go and their numbers' receipts become an expired one in the same transaction, so that a resend of what
+//! retention has deleted is still a duplicate (LOG-5). Since in a stream position order is sequence order, and the floor is
+//! durable before anything is deleted, all numbers below a deleted one lie at or below the floor too, whichever shard
+//! holds them. So the expired receipt begins at 1, and a stream has one a shard, however many stripes it was spread over.
 
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::shard::{Receipt, ReceiptKind};
+use super::shard::{Receipt, ReceiptKind, StreamRow};
 
 /// Deletes at most `rows` events at or below `floor`, the lowest first, and returns how many.
 ///
@@ -21,58 +21,43 @@ pub fn expire(connection: &mut Connection, floor: u64, rows: u64) -> rusqlite::R
         |row| row.get(0),
     )?;
     let Some(last) = last else { return Ok(0) };
-    // In a stream position order is sequence order, so of each stream its lowest numbers go.
-    let ends: BTreeMap<u64, u64> = transaction
-        .prepare_cached("SELECT stream, max(sequence) FROM event WHERE position <= ?1 GROUP BY stream")?
-        .query_map([last], |row| Ok((row.get(0)?, row.get(1)?)))?
+    let ends: Vec<(u64, u64, i64)> = transaction
+        .prepare_cached("SELECT stream, max(sequence), max(stored_at) FROM event WHERE position <= ?1 GROUP BY stream")?
+        .query_map([last], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
         .collect::<rusqlite::Result<_>>()?;
-    for (stream, end) in ends {
+    for (stream, end, last_stored_at) in ends {
         expire_receipts(&transaction, stream, end)?;
+        StreamRow::set_last_stored_at(&transaction, stream, last_stored_at)?;
     }
     let deleted = transaction.prepare_cached("DELETE FROM event WHERE position <= ?1")?.execute([last])?;
     transaction.commit()?;
     Ok(deleted as u64)
 }
 
-/// Turns the stored numbers of a stream up to `end` into expired ones; runs that touch become one row.
+/// Makes one expired receipt of all that the shard has of a stream up to `end`, which is the number of one of its events.
+/// A row that does not match its checksum stays as it is, so that the damage is found and not covered up.
 fn expire_receipts(connection: &Connection, stream: u64, end: u64) -> rusqlite::Result<()> {
-    let stored: Vec<(u64, u64)> = connection
+    let receipts: Vec<(Receipt, u32)> = connection
         .prepare_cached(
-            "SELECT first_sequence, last_sequence FROM receipt
-             WHERE stream = ?1 AND first_sequence <= ?2 AND kind = ?3 ORDER BY first_sequence",
+            "SELECT first_sequence, last_sequence, kind, crc FROM receipt WHERE stream = ?1 AND first_sequence <= ?2",
         )?
-        .query_map(params![stream, end, ReceiptKind::Stored.number()], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .query_map(params![stream, end], |row| {
+            let kind = ReceiptKind::from_number(row.get(2)?).unwrap_or(ReceiptKind::Stored);
+            let (first_sequence, last_sequence) = (row.get(0)?, row.get(1)?);
+            Ok((Receipt { stream, first_sequence, last_sequence, kind }, row.get(3)?))
+        })?
         .collect::<rusqlite::Result<_>>()?;
-    let Some((lowest, _)) = stored.first() else { return Ok(()) };
-    // What expired right before it, so that a stream's expired numbers do not become a row a round.
-    let before: Option<(u64, u64, u8)> = connection
-        .prepare_cached(
-            "SELECT first_sequence, last_sequence, kind FROM receipt
-             WHERE stream = ?1 AND first_sequence < ?2 ORDER BY first_sequence DESC LIMIT 1",
-        )?
-        .query_row(params![stream, lowest], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
-        .optional()?;
-    let before = before
-        .filter(|(_, last, kind)| last + 1 == *lowest && *kind == ReceiptKind::Expired.number())
-        .map(|(first, last, _)| (first, last));
-
-    let mut delete = connection.prepare_cached("DELETE FROM receipt WHERE stream = ?1 AND first_sequence = ?2")?;
-    let mut runs: Vec<(u64, u64)> = Vec::new();
-    for (first, last) in before.into_iter().chain(stored) {
-        delete.execute(params![stream, first])?;
-        if last > end {
-            let kind = ReceiptKind::Stored;
-            Receipt { stream, first_sequence: end + 1, last_sequence: last, kind }.insert(connection)?;
-        }
-        match runs.last_mut() {
-            Some((_, end_of_run)) if *end_of_run + 1 == first => *end_of_run = last.min(end),
-            _ => runs.push((first, last.min(end))),
-        }
+    if receipts.iter().any(|(receipt, crc)| receipt.crc() != *crc) {
+        return Ok(());
     }
-    let kind = ReceiptKind::Expired;
-    runs.into_iter().try_for_each(|(first_sequence, last_sequence)| {
-        Receipt { stream, first_sequence, last_sequence, kind }.insert(connection)
-    })
+    connection
+        .prepare_cached("DELETE FROM receipt WHERE stream = ?1 AND first_sequence <= ?2")?
+        .execute(params![stream, end])?;
+    let rest = receipts.iter().map(|(receipt, _)| receipt).find(|receipt| receipt.last_sequence > end);
+    if let Some(rest) = rest {
+        Receipt { first_sequence: end + 1, ..*rest }.insert(connection)?;
+    }
+    Receipt { stream, first_sequence: 1, last_sequence: end, kind: ReceiptKind::Expired }.insert(connection)
 }
 
 /// What retention must know of a shard.

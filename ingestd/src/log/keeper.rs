@@ -66,15 +66,19 @@ impl Keeper {
         self.file().floor
     }
 
-    /// Raises the floor: when this returns, no start will miss what lies below it.
+    /// Raises the floor: when this returns, no start will miss what lies below it. Both slots say so, so that one that rots
+    /// does not lower it again.
     ///
     /// # Errors
     /// What the operating system says; the floor is not raised then.
     pub fn raise_floor(&self, floor: u64) -> io::Result<()> {
         let mut file = self.file();
         let now = watermark(self.log_id, floor, &self.horizon, &self.statuses, &self.historical);
-        file.writer.write(&now)?;
-        file.writer.sync()?;
+        file.written = None;
+        for _ in 0..2 {
+            file.writer.write(&now)?;
+            file.writer.sync()?;
+        }
         file.floor = floor;
         file.written = Some(now);
         file.dirty = false;
@@ -110,7 +114,8 @@ impl Keeper {
             file.dirty = true;
         }
         if file.dirty && (sync || file.synced_at.elapsed() >= SYNC_INTERVAL) {
-            file.writer.sync()?;
+            // What a failed sync should have covered is written again: a later sync says that all is well without it.
+            file.writer.sync().inspect_err(|_| file.written = None)?;
             file.dirty = false;
             file.synced_at = Instant::now();
         }

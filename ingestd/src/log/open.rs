@@ -16,6 +16,7 @@ use super::channel;
 use super::checkpoint::{Checkpoints, Turn};
 use super::directory::{Directory, DirectoryError, shard_path};
 use super::drain::{Answer, Command, Drain, INBOX_REQUESTS, ProducerState, Refusal, Request, Source};
+use super::forget::Producers;
 use super::horizon::Horizon;
 use super::keeper::Keeper;
 use super::own::Happened;
@@ -23,7 +24,8 @@ use super::recovery::{RecoveryError, RecoverySettings, recover};
 use super::retention::{HoldSource, Owner, Retention, RetentionSettings};
 use super::shard::{ShardError, open_reader, open_writer};
 use super::stream::{DAEMON_STREAM, NameError, StreamKey, StreamRegistry, check_name};
-use super::writer::{Closing, CommitLimits, Expire, Writer, WriterStatus, now_ms};
+use super::stream_hash::HashReader;
+use super::writer::{Closing, CommitLimits, Order, Writer, WriterStatus, now_ms};
 
 /// Blocks that wait for a writer.
 const CHANNEL_BLOCKS: usize = 1024;
@@ -92,7 +94,7 @@ pub struct ShardReport {
     pub shard: u32,
     /// `active`, `historical` (only read), or `waiting` (its disk refuses).
     pub state: &'static str,
-    /// Why it waits.
+    /// Why it waits, or what else is wrong.
     pub reason: Option<String>,
     /// Events committed since the daemon's start.
     pub committed: u64,
@@ -104,7 +106,8 @@ pub struct Log {
     directory: Directory,
     log_id: Uuid,
     horizon: Arc<Horizon>,
-    registry: StreamRegistry,
+    registry: Arc<StreamRegistry>,
+    hashes: HashReader,
     inboxes: Vec<mpsc::Sender<Command>>,
     next_anonymous: AtomicUsize,
     statuses: Vec<Arc<WriterStatus>>,
@@ -112,7 +115,7 @@ pub struct Log {
     closing: Arc<Closing>,
     drains: Vec<JoinHandle<()>>,
     writers: Vec<JoinHandle<Result<(), String>>>,
-    commands: Vec<crossbeam_channel::Sender<Expire>>,
+    commands: Vec<crossbeam_channel::Sender<Order>>,
     limits: Arc<Mutex<CommitLimits>>,
     keeper: Arc<Keeper>,
     threads: Vec<JoinHandle<()>>,
@@ -155,14 +158,26 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
 
     let horizon = Arc::new(Horizon::new(recovered.horizon));
     let closing = Arc::new(Closing::default());
-    let registry =
-        StreamRegistry::new(recovered.streams.values().map(|(key, _)| key), settings.max_streams, drain_count);
+    let keys = recovered.streams.values().map(|(key, _)| key);
+    let registry = Arc::new(StreamRegistry::new(keys, settings.max_streams, drain_count));
     let limits = Arc::new(Mutex::new(settings.limits));
     let turn = Turn::default();
-    let (mut senders, mut writers, mut statuses, mut commands) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (shard, active) in (0..).zip(recovered.active) {
+    let statuses: Vec<Arc<WriterStatus>> =
+        recovered.active.iter().map(|active| Arc::new(WriterStatus::new(active.commit_number))).collect();
+    // Before any thread is started, which would outlive a refusal.
+    let keeper = Keeper::open(
+        directory.path(),
+        recovered.log_id,
+        recovered.floor,
+        Arc::clone(&horizon),
+        statuses.clone(),
+        recovered.historical.iter().map(|(_, commit_number)| *commit_number).collect(),
+    )
+    .map_err(|error| LogError::Watermark(directory.path().to_owned(), error))?;
+    let keeper = Arc::new(keeper);
+    let (mut senders, mut writers, mut commands) = (Vec::new(), Vec::new(), Vec::new());
+    for ((shard, active), status) in (0..).zip(recovered.active).zip(&statuses) {
         let (sender, receiver) = channel::bounded(CHANNEL_BLOCKS, CHANNEL_BYTES);
-        let status = Arc::new(WriterStatus::new(active.commit_number));
         let mut connection = active.connection;
         let checkpoints = Checkpoints::take_over(&mut connection, Arc::clone(&turn))
             .map_err(|error| ShardError::Sqlite(shard_path(directory.path(), shard), error))
@@ -178,7 +193,7 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
             limits: Arc::clone(&limits),
             directory: directory.path().to_owned(),
             horizon: Arc::clone(&horizon),
-            status: Arc::clone(&status),
+            status: Arc::clone(status),
             closing: Arc::clone(&closing),
         };
         let thread = std::thread::Builder::new().name(format!("writer-{shard}"));
@@ -187,18 +202,7 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
         writers.push(thread.spawn(move || writer.run(&receiver, &queue))?);
         commands.push(command);
         senders.push(sender);
-        statuses.push(status);
     }
-    let keeper = Keeper::open(
-        directory.path(),
-        recovered.log_id,
-        recovered.floor,
-        Arc::clone(&horizon),
-        statuses.clone(),
-        recovered.historical.iter().map(|(_, commit_number)| *commit_number).collect(),
-    )
-    .map_err(|error| LogError::Watermark(directory.path().to_owned(), error))?;
-    let keeper = Arc::new(keeper);
     let keeping = std::thread::Builder::new().name("watermark".to_owned()).spawn({
         let (keeper, closing) = (Arc::clone(&keeper), Arc::clone(&closing));
         move || keeper.run(&closing)
@@ -233,6 +237,7 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
                 .filter(|(_, key)| drain_of(key.number, drain_count) == ordinal as usize)
                 .map(|(name, key)| (Arc::clone(name), key.clone()))
                 .collect(),
+            registry: Arc::clone(&registry),
             horizon: Arc::clone(&horizon),
         };
         let (inbox, requests) = mpsc::channel(INBOX_REQUESTS);
@@ -247,6 +252,7 @@ pub fn open(settings: &LogSettings) -> Result<Log, LogError> {
         inboxes.push(inbox);
     }
     Ok(Log {
+        hashes: HashReader::new(directory.path()),
         directory,
         log_id: recovered.log_id,
         horizon,
@@ -302,6 +308,11 @@ impl Log {
     /// The streams by name.
     pub fn registry(&self) -> &StreamRegistry {
         &self.registry
+    }
+
+    /// The hashes of streams.
+    pub fn hashes(&self) -> &HashReader {
+        &self.hashes
     }
 
     /// Gives a request to the drain that its stream belongs to, waiting for room. The answer comes through the request.
@@ -380,8 +391,9 @@ impl Log {
             let writer = open_writer(&path, self.log_id, *shard, now_ms()).map_err(shard_error)?;
             shards.push((open_reader(&path).map_err(shard_error)?, Owner::Here(writer)));
         }
-        let retention =
-            Retention { settings, horizon: Arc::clone(&self.horizon), keeper: Arc::clone(&self.keeper), shards, hold };
+        let producers = Producers { registry: Arc::clone(&self.registry), inboxes: self.inboxes.clone() };
+        let (horizon, keeper) = (Arc::clone(&self.horizon), Arc::clone(&self.keeper));
+        let retention = Retention { settings, horizon, keeper, shards, producers, hold };
         let closing = Arc::clone(&self.closing);
         let thread = std::thread::Builder::new().name("retention".to_owned());
         self.threads.push(thread.spawn(move || retention.run(&closing))?);
@@ -414,6 +426,7 @@ impl Log {
         let active = (0..).zip(&self.statuses).map(|(shard, status)| {
             let reason = status.waiting();
             let state = if reason.is_some() { "waiting" } else { "active" };
+            let reason = reason.or_else(|| status.trouble());
             ShardReport { shard, state, reason, committed: status.committed() }
         });
         let historical = self.historical.iter().map(|shard| ShardReport {

@@ -1,8 +1,9 @@
 //! What happens to a data directory before the log takes its first event.
 //!
 //! 1. Every shard is opened, and compared with the watermark: a shard that is missing or behind has lost commits.
-//! 2. If anything is missing that must be there, the log is not opened, and what is lost is named, until an operator
-//!    says `--accept-loss`; then one `ingestd.loss` row tells of it in the log, for ever.
+//! 2. If anything is missing that must be there, or a file is damaged, the log is not opened, and what is lost is named,
+//!    until an operator says `--accept-loss`; then one `ingestd.loss` row tells of it in the log, for ever. A damaged file
+//!    is renamed, not deleted, and counts as missing.
 //! 3. The log is cut at its end (LOG-4).
 //! 4. The receipts of all shards say what is stored of each stream; they are the only authority on it.
 
@@ -20,6 +21,7 @@ use super::shard::{
     read_streams,
 };
 use super::stream::{DAEMON_STREAM, StreamKey, StreamState, daemon_stream_name};
+use super::stream_hash::read_hashes;
 use super::watermark::{self, Reading, Watermark};
 
 /// Ranges that an error names; more are only counted.
@@ -34,6 +36,11 @@ pub enum RecoveryError {
     /// The directory cannot be listed or the watermark not read.
     #[error("cannot read the data directory: {0}")]
     Read(#[from] std::io::Error),
+    /// A shard file is damaged.
+    #[error(
+        "the log is damaged: {0}; put a good copy of the file back, or give up all that is in it with --accept-loss"
+    )]
+    Damaged(ShardError),
     /// Something that was stored is not there any more.
     #[error("the log has lost what it had stored: {0}; put the lost files back, or give it up with --accept-loss")]
     Lost(String),
@@ -105,12 +112,17 @@ struct Found {
 /// [`RecoveryError`].
 pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered, RecoveryError> {
     debug_assert!((1..=MAXIMUM_SHARDS).contains(&settings.shard_count));
-    let existing = existing_shards(directory)?;
+    let mut existing = existing_shards(directory)?;
     let reading = watermark::read(directory)?;
     let mut log_id = None;
-    for number in &existing {
-        if let Some(id) = shard::log_id(&shard_path(directory, *number), *number)? {
-            log_id.get_or_insert(id);
+    let mut doubts = Vec::new();
+    for number in existing.clone() {
+        match shard::log_id(&shard_path(directory, number), number) {
+            Ok(id) => log_id = log_id.or(id),
+            Err(error) => {
+                doubts.push(put_aside(directory, number, error, settings)?);
+                existing.retain(|other| *other != number);
+            }
         }
     }
     let (watermark, trouble) = match reading {
@@ -127,10 +139,15 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
     let log_id = log_id.or(watermark.as_ref().map(|watermark| watermark.log_id)).unwrap_or_else(Uuid::new_v4);
 
     let mut found = Vec::new();
-    for number in &existing {
-        found.push(find(directory, *number, log_id, settings.now)?);
+    for number in existing.clone() {
+        match find(directory, number, log_id, settings.now) {
+            Ok(shard) => found.push(shard),
+            Err(error) => {
+                doubts.push(put_aside(directory, number, error, settings)?);
+                existing.retain(|other| *other != number);
+            }
+        }
     }
-    let mut doubts = Vec::new();
     // The first start makes the shards, then the watermark; it may have died between them.
     let is_new = found.iter().all(|shard| shard.header.commit_number == 0);
     if let Some(trouble) = trouble
@@ -148,10 +165,7 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
     };
     let known = recorded.max(marked).max(floor);
     let horizon = find_cut(known, positions_above(&found, known)?)?;
-    let mut streams = HashMap::new();
-    for shard in &found {
-        add_receipts(&mut streams, shard)?;
-    }
+    let streams = add_up(&found)?;
     // What is cut was never acknowledged, so holes that it leaves are none.
     let mut holes = holes(&streams);
     holes.retain(|hole| !ends_in_cut(&found, hole, horizon));
@@ -186,12 +200,11 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
         give_up(&mut found[0], &missing, &holes, next, settings.now)?;
     }
     // Read again: the cut and what was given up have changed them.
-    let mut streams = HashMap::new();
     for shard in &mut found {
         shard.receipts = read_receipts(&shard.connection, &shard.path)?;
         shard.streams = read_streams(&shard.connection, &shard.path)?;
-        add_receipts(&mut streams, shard)?;
     }
+    let streams = add_up(&found)?;
     let (active, historical): (Vec<Found>, Vec<Found>) =
         found.into_iter().partition(|shard| shard.number < settings.shard_count);
     Ok(Recovered {
@@ -213,8 +226,34 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
     })
 }
 
+/// Renames a damaged shard file, with its WAL, if an operator has given up what is in it, so that another can take its
+/// place. Nothing of it is deleted. Tells what was done.
+fn put_aside(
+    directory: &Path,
+    number: u32,
+    error: ShardError,
+    settings: RecoverySettings,
+) -> Result<String, RecoveryError> {
+    if !error.is_damage() {
+        return Err(error.into());
+    }
+    if !settings.accept_loss {
+        return Err(RecoveryError::Damaged(error));
+    }
+    let path = shard_path(directory, number);
+    // The database last: a start that dies before it finds the file damaged again.
+    for suffix in ["-shm", "-wal", ""] {
+        let from = PathBuf::from(format!("{}{suffix}", path.display()));
+        if from.exists() {
+            std::fs::rename(&from, format!("{}.corrupt.{}{suffix}", path.display(), settings.now))?;
+        }
+    }
+    std::fs::File::open(directory)?.sync_all()?;
+    Ok(format!("shard-{number:04}.db was damaged and is renamed ({error})"))
+}
+
 /// Opens a shard, creating it if it is not there, and reads what recovery needs of it.
-fn find(directory: &Path, number: u32, log_id: Uuid, now: i64) -> Result<Found, RecoveryError> {
+fn find(directory: &Path, number: u32, log_id: Uuid, now: i64) -> Result<Found, ShardError> {
     let path = shard_path(directory, number);
     let connection = shard::open_writer(&path, log_id, number, now)?;
     check_tables(&connection, &path)?;
@@ -223,19 +262,20 @@ fn find(directory: &Path, number: u32, log_id: Uuid, now: i64) -> Result<Found, 
     let streams = read_streams(&connection, &path)?;
     let receipts = read_receipts(&connection, &path)?;
     let losses = read_losses(&connection, &path)?;
+    read_hashes(&connection, &path, |_| {})?;
     Ok(Found { number, path, connection, header, streams, receipts, losses })
 }
 
 /// Rows have checksums, but a damaged page can hide rows altogether. Missing events are noticed by their positions; a
 /// missing receipt would let a resend be stored again. So the trees of the small tables are checked as a whole.
 fn check_tables(connection: &Connection, path: &Path) -> Result<(), ShardError> {
-    for table in ["log", "stream", "receipt", "loss"] {
+    for table in ["log", "stream", "receipt", "stream_hash", "loss"] {
         let said: String = connection
             .query_row(&format!("PRAGMA quick_check({table})"), [], |row| row.get(0))
             .map_err(|error| ShardError::Sqlite(path.to_owned(), error))?;
         if said != "ok" {
             let text = format!("table {table} is damaged: {}", said.replace('\n', " "));
-            return Err(ShardError::Contents(path.to_owned(), text));
+            return Err(ShardError::Damaged(path.to_owned(), text));
         }
     }
     Ok(())
@@ -349,6 +389,7 @@ fn cut(connection: &mut Connection, horizon: u64) -> rusqlite::Result<u64> {
         .query_map([horizon], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
         .collect::<rusqlite::Result<_>>()?;
     for (stream, end, _) in &ends {
+        transaction.execute("DELETE FROM stream_hash WHERE stream = ?1 AND sequence >= ?2", params![stream, end])?;
         transaction.execute("DELETE FROM receipt WHERE stream = ?1 AND first_sequence >= ?2", params![stream, end])?;
         let crossing: Option<u64> = transaction.query_row(
             "SELECT max(first_sequence) FROM receipt WHERE stream = ?1 AND last_sequence >= ?2",
@@ -369,8 +410,10 @@ fn cut(connection: &mut Connection, horizon: u64) -> rusqlite::Result<u64> {
     Ok(ends.iter().map(|(_, _, rows)| rows).sum())
 }
 
-fn add_receipts(streams: &mut HashMap<u64, (StreamKey, StreamState)>, shard: &Found) -> Result<(), RecoveryError> {
-    for (number, (name, epoch)) in &shard.streams {
+/// What all shards together say of each stream.
+fn add_up(found: &[Found]) -> Result<HashMap<u64, (StreamKey, StreamState)>, RecoveryError> {
+    let mut streams: HashMap<u64, (StreamKey, StreamState)> = HashMap::new();
+    for (number, (name, epoch)) in found.iter().flat_map(|shard| &shard.streams) {
         let fresh = || {
             let key = StreamKey { number: *number, name: name.as_str().into(), epoch: *epoch };
             (key, StreamState::default())
@@ -382,18 +425,22 @@ fn add_receipts(streams: &mut HashMap<u64, (StreamKey, StreamState)>, shard: &Fo
             return Err(RecoveryError::Contradiction(text));
         }
     }
-    for Receipt { stream, first_sequence, last_sequence, .. } in &shard.receipts {
+    let receipts = || found.iter().flat_map(|shard| &shard.receipts);
+    let is_expired = |receipt: &&Receipt| receipt.kind == ReceiptKind::Expired;
+    // Those of events that are there, or were lost, exclude each other. Expired ones overlap: they tell how far.
+    for receipt in receipts().filter(|receipt| !is_expired(receipt)).chain(receipts().filter(is_expired)) {
+        let Receipt { stream, first_sequence, last_sequence, .. } = receipt;
         let range = format!("receipt {first_sequence} to {last_sequence} of stream {stream}");
         let Some((_, state)) = streams.get_mut(stream) else {
             return Err(RecoveryError::Contradiction(format!("{range} belongs to no known stream")));
         };
-        if state.covered.intersects(*first_sequence, *last_sequence) {
+        if !is_expired(&receipt) && state.covered.intersects(*first_sequence, *last_sequence) {
             let text = format!("{range} covers events that another receipt covers (LOG-5)");
             return Err(RecoveryError::Contradiction(text));
         }
         state.covered.insert(*first_sequence, *last_sequence);
     }
-    Ok(())
+    Ok(streams)
 }
 
 /// Numbers of a stream that no receipt covers, below one that is covered.
@@ -445,8 +492,9 @@ fn give_up(shard: &mut Found, missing: &[LossRange], holes: &[Hole], next: u64, 
     let header = ShardHeader { commit_number: shard.header.commit_number + 1, ..shard.header };
     let write = |connection: &mut Connection| -> rusqlite::Result<()> {
         let transaction = connection.transaction()?;
-        let insert_stream =
-            |number: u64, name: &str, epoch: u64| StreamRow { number, name, epoch }.insert(&transaction);
+        let insert_stream = |number: u64, name: &str, epoch: u64| {
+            StreamRow { number, name, epoch, last_stored_at: now }.insert(&transaction)
+        };
         for hole in holes {
             insert_stream(hole.stream, &hole.name, hole.epoch)?;
             Receipt {

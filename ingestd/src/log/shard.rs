@@ -1,14 +1,18 @@
 //! One store shard: a SQLite file with a part of the log.
 //!
-//! Format, schema version 1 (`PRAGMA user_version`), application id `0x706c616e` ("plan"):
+//! Format, schema version 2 (`PRAGMA user_version`; `schema.rs` brings older files to it), application id `0x706c616e`
+//! ("plan"):
 //! - `log`: one row: the log's id, the shard's number, the number of its last commit and the horizon at that moment, with
 //!   a `crc`: a horizon that is too high would let lost commits pass as expected.
 //! - `stream`: number ► name and epoch, for the streams that this shard holds something of, with a `crc`: under another
-//!   name a producer's resends would be stored again.
+//!   name a producer's resends would be stored again. `last_stored_at` is the time of storing of the first of them, and
+//!   when retention has deleted some, of the last of those.
 //! - `event`: one row a position. `crc` is CRC-32C over the other columns and is checked by every reader.
 //! - `event_type`: the types of the events that were ever stored here.
 //! - `receipt`: what became of a range of a stream's numbers ([`ReceiptKind`]), one row a contiguous run of a commit,
-//!   with its own `crc`.
+//!   with its own `crc`. Stored ones tell exactly what this shard holds. An expired one begins at 1 and is the only one of
+//!   its stream: it says that all numbers up to its end, whichever shard held them, lie at or below the floor.
+//! - `stream_hash`: what a producer said that its events up to a number hash to, with a `crc`.
 //! - `loss`: ranges of positions that were lost and given up with `--accept-loss`; readers pass over them.
 //!
 //! WAL, `synchronous = FULL`, both read back. There is one read-write connection per file, the writer's; readers open
@@ -18,11 +22,13 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{CachedStatement, Connection, OpenFlags, OptionalExtension, Statement, params};
+use rusqlite::{CachedStatement, Connection, ErrorCode, OpenFlags, OptionalExtension, Statement, params};
 use uuid::Uuid;
 
+use super::schema;
+
 /// The schema version this program writes and reads.
-pub const SCHEMA_VERSION: i64 = 1;
+pub const SCHEMA_VERSION: i64 = 2;
 
 const APPLICATION_ID: i64 = 0x706c_616e;
 
@@ -40,10 +46,11 @@ CREATE TABLE log (
     crc           INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE stream (
-    stream INTEGER PRIMARY KEY,
-    name   TEXT NOT NULL,
-    epoch  INTEGER NOT NULL,
-    crc    INTEGER NOT NULL
+    stream         INTEGER PRIMARY KEY,
+    name           TEXT NOT NULL,
+    epoch          INTEGER NOT NULL,
+    last_stored_at INTEGER NOT NULL,
+    crc            INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE event_type (
     type TEXT PRIMARY KEY
@@ -68,6 +75,13 @@ CREATE TABLE receipt (
     crc            INTEGER NOT NULL,
     PRIMARY KEY (stream, first_sequence)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE stream_hash (
+    stream   INTEGER NOT NULL,
+    sequence INTEGER NOT NULL,
+    hash     BLOB NOT NULL CHECK (length(hash) = 32),
+    crc      INTEGER NOT NULL,
+    PRIMARY KEY (stream, sequence)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE loss (
     first_position INTEGER PRIMARY KEY,
     last_position  INTEGER NOT NULL CHECK (last_position >= first_position),
@@ -85,6 +99,22 @@ pub enum ShardError {
     /// The file says something that it should not.
     #[error("{path}: {1}", path = .0.display())]
     Contents(PathBuf, String),
+    /// The file does not say any more what was written into it.
+    #[error("{path}: {1}", path = .0.display())]
+    Damaged(PathBuf, String),
+}
+
+impl ShardError {
+    /// Whether the file is damaged. Else it may be another than the one that is wanted, or be good and out of reach.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            ShardError::Damaged(..) => true,
+            ShardError::Contents(..) => false,
+            ShardError::Sqlite(_, error) => {
+                matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+            }
+        }
+    }
 }
 
 /// What a shard says of itself.
@@ -232,12 +262,16 @@ pub struct StreamRow<'a> {
     pub name: &'a str,
     /// The producer's epoch.
     pub epoch: u64,
+    /// Time of storing, milliseconds since 1970 UTC, of the first event of the stream in the shard, or of the last one that
+    /// retention has deleted.
+    pub last_stored_at: i64,
 }
 
 impl StreamRow<'_> {
     /// CRC-32C over the numbers, little-endian, and the name.
     pub fn crc(&self) -> u32 {
-        crc32c::crc32c_append(crc_of_numbers(&[self.number, self.epoch]), self.name.as_bytes())
+        let numbers = [self.number, self.epoch, self.last_stored_at as u64];
+        crc32c::crc32c_append(crc_of_numbers(&numbers), self.name.as_bytes())
     }
 
     /// Writes the row; nothing if it is there.
@@ -245,8 +279,31 @@ impl StreamRow<'_> {
     /// # Errors
     /// SQLite's.
     pub fn insert(&self, connection: &Connection) -> rusqlite::Result<()> {
-        let statement = "INSERT OR IGNORE INTO stream (stream, name, epoch, crc) VALUES (?1, ?2, ?3, ?4)";
-        connection.execute(statement, params![self.number, self.name, self.epoch, self.crc()]).map(drop)
+        let statement =
+            "INSERT OR IGNORE INTO stream (stream, name, epoch, last_stored_at, crc) VALUES (?1, ?2, ?3, ?4, ?5)";
+        let values = params![self.number, self.name, self.epoch, self.last_stored_at, self.crc()];
+        connection.execute(statement, values).map(drop)
+    }
+
+    /// Notes when the last event of stream `number` that retention deletes was stored. A row that does not match its
+    /// checksum stays as it is, so that the damage is found and not covered up.
+    ///
+    /// # Errors
+    /// SQLite's.
+    pub fn set_last_stored_at(connection: &Connection, number: u64, last_stored_at: i64) -> rusqlite::Result<()> {
+        let found: Option<(String, u64, i64, u32)> = connection
+            .prepare_cached("SELECT name, epoch, last_stored_at, crc FROM stream WHERE stream = ?1")?
+            .query_row([number], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
+            .optional()?;
+        let Some((name, epoch, before, crc)) = found else { return Ok(()) };
+        let row = StreamRow { number, name: &name, epoch, last_stored_at: before };
+        if row.crc() == crc {
+            let row = StreamRow { last_stored_at, ..row };
+            connection
+                .prepare_cached("UPDATE stream SET last_stored_at = ?2, crc = ?3 WHERE stream = ?1")?
+                .execute(params![number, last_stored_at, row.crc()])?;
+        }
+        Ok(())
     }
 }
 
@@ -256,16 +313,18 @@ impl StreamRow<'_> {
 /// [`ShardError`]: SQLite's errors, and rows that do not match their checksum.
 pub fn read_streams(connection: &Connection, path: &Path) -> Result<HashMap<u64, (String, u64)>, ShardError> {
     let sqlite = |error| ShardError::Sqlite(path.to_owned(), error);
-    let mut statement = connection.prepare("SELECT stream, name, epoch, crc FROM stream").map_err(sqlite)?;
+    let mut statement =
+        connection.prepare("SELECT stream, name, epoch, last_stored_at, crc FROM stream").map_err(sqlite)?;
     let mut rows = statement.query([]).map_err(sqlite)?;
     let mut streams = HashMap::new();
     while let Some(row) = rows.next().map_err(sqlite)? {
-        let read =
-            || Ok((row.get::<_, u64>(0)?, row.get::<_, String>(1)?, row.get::<_, u64>(2)?, row.get::<_, u32>(3)?));
-        let (number, name, epoch, crc) = read().map_err(sqlite)?;
-        if (StreamRow { number, name: &name, epoch }).crc() != crc {
+        let read = || -> rusqlite::Result<(u64, String, u64, i64, u32)> {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
+        };
+        let (number, name, epoch, last_stored_at, crc) = read().map_err(sqlite)?;
+        if (StreamRow { number, name: &name, epoch, last_stored_at }).crc() != crc {
             let text = format!("the name \"{name}\" of stream {number} does not match its checksum");
-            return Err(ShardError::Contents(path.to_owned(), text));
+            return Err(ShardError::Damaged(path.to_owned(), text));
         }
         streams.insert(number, (name, epoch));
     }
@@ -277,7 +336,7 @@ pub fn read_streams(connection: &Connection, path: &Path) -> Result<HashMap<u64,
 pub enum ReceiptKind {
     /// The events are in this shard.
     Stored,
-    /// They were, until retention deleted them.
+    /// They were stored, in this shard or another, and lie at or below the floor: retention has deleted them, or does so.
     Expired,
     /// They were stored, and lost by the disk; an operator accepted it.
     Lost,
@@ -356,7 +415,7 @@ pub fn read_receipts(connection: &Connection, path: &Path) -> Result<Vec<Receipt
     let receipts = read().map_err(sqlite)?;
     if let Some((bad, _)) = receipts.iter().find(|(_, matches)| !matches) {
         let Receipt { stream, first_sequence, last_sequence, .. } = bad;
-        return Err(ShardError::Contents(
+        return Err(ShardError::Damaged(
             path.to_owned(),
             format!("receipt {first_sequence} to {last_sequence} of stream {stream} does not match its checksum"),
         ));
@@ -403,21 +462,20 @@ pub fn read_losses(connection: &Connection, path: &Path) -> Result<Vec<LossRange
     };
     let losses = read().map_err(sqlite)?;
     if losses.iter().any(|(_, matches)| !matches) {
-        return Err(ShardError::Contents(
-            path.to_owned(),
-            "a row of table loss does not match its checksum".to_owned(),
-        ));
+        return Err(ShardError::Damaged(path.to_owned(), "a row of table loss does not match its checksum".to_owned()));
     }
     Ok(losses.into_iter().map(|(range, _)| range).collect())
 }
 
-fn crc_of_numbers(numbers: &[u64]) -> u32 {
+/// CRC-32C over numbers, little-endian.
+pub fn crc_of_numbers(numbers: &[u64]) -> u32 {
     numbers.iter().fold(0, |crc, number| crc32c::crc32c_append(crc, &number.to_le_bytes()))
 }
 
 /// The read-write connection to a shard, creating the file if it is not there.
 ///
-/// `log_id` and `shard` are written into a new file, at `now` (milliseconds since 1970 UTC).
+/// `log_id` and `shard` are written into a new file, at `now` (milliseconds since 1970 UTC). A file of an older schema
+/// version is brought to the present one.
 ///
 /// # Errors
 /// [`ShardError`]: SQLite's own errors, or a file that is not a shard of this schema version.
@@ -461,6 +519,7 @@ pub fn open_writer(path: &Path, log_id: Uuid, shard: u32, now: i64) -> Result<Co
     if header.log_id != log_id {
         return Err(contents(format!("belongs to log {}, the other shards to log {log_id}", header.log_id)));
     }
+    schema::bring_up_to_date(&mut connection, now).map_err(sqlite)?;
     Ok(connection)
 }
 
@@ -505,7 +564,7 @@ pub fn read_header(connection: &Connection, path: &Path, shard: u32) -> Result<S
         return Err(contents("is not a store shard of ingestd".to_owned()));
     }
     let version = pragma("user_version")?;
-    if version != SCHEMA_VERSION {
+    if !(schema::OLDEST_VERSION..=SCHEMA_VERSION).contains(&version) {
         return Err(contents(format!("has schema version {version}; this ingestd knows {SCHEMA_VERSION}")));
     }
     let row = connection
@@ -516,14 +575,15 @@ pub fn read_header(connection: &Connection, path: &Path, shard: u32) -> Result<S
         .optional()
         .map_err(sqlite)?;
     let (log_id, number, commit_number, horizon, crc) =
-        row.ok_or_else(|| contents("lacks its header row".to_owned()))?;
+        row.ok_or_else(|| ShardError::Damaged(path.to_owned(), "lacks its header row".to_owned()))?;
     let log_id = log_id.parse().map_err(|_| contents(format!("has a malformed log id \"{log_id}\"")))?;
     if number != shard {
         return Err(contents(format!("was written as shard {number}; do not rename shard files")));
     }
     let header = ShardHeader { log_id, commit_number, horizon };
     if header.crc(shard) != crc {
-        return Err(contents("has a header row that does not match its checksum".to_owned()));
+        let text = "has a header row that does not match its checksum".to_owned();
+        return Err(ShardError::Damaged(path.to_owned(), text));
     }
     Ok(header)
 }

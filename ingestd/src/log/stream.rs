@@ -29,6 +29,9 @@ pub enum NameError {
     /// The log knows as many producers as it may.
     #[error("the log knows {0} producers already, the most that max_streams allows")]
     TooMany(usize),
+    /// The producer was idle for so long that the log forgets it at this moment.
+    #[error("producer \"{0}\" was idle for long and is being forgotten; send the request again")]
+    Forgetting(String),
 }
 
 /// The number of the stream of the daemon's own rows. Drains are numbered below it.
@@ -76,8 +79,15 @@ struct Streams {
 #[derive(Debug)]
 struct Producer {
     drain: u64,
-    /// Epoch ► number of the stream.
-    epochs: BTreeMap<u64, u64>,
+    epochs: BTreeMap<u64, Epoch>,
+}
+
+#[derive(Debug)]
+struct Epoch {
+    /// The stream's number.
+    number: u64,
+    /// Retention is deleting what the shards know of it.
+    forgetting: bool,
 }
 
 impl StreamRegistry {
@@ -94,7 +104,7 @@ impl StreamRegistry {
                 .entry(Arc::clone(&key.name))
                 .or_insert_with(|| Producer { drain: 0, epochs: BTreeMap::new() });
             producer.drain = key.number % drains;
-            producer.epochs.insert(key.epoch, key.number);
+            producer.epochs.insert(key.epoch, Epoch { number: key.number, forgetting: false });
         }
         StreamRegistry { maximum, drains, streams: Mutex::new(Streams { producers, count, next }) }
     }
@@ -107,8 +117,11 @@ impl StreamRegistry {
         check_name(name)?;
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let known = streams.producers.get_key_value(name);
-        if let Some((name, number)) = known.and_then(|(name, producer)| Some((name, producer.epochs.get(&epoch)?))) {
-            return Ok(StreamKey { number: *number, name: Arc::clone(name), epoch });
+        if let Some((key, known)) = known.and_then(|(key, producer)| Some((key, producer.epochs.get(&epoch)?))) {
+            return match known.forgetting {
+                true => Err(NameError::Forgetting(name.to_owned())),
+                false => Ok(StreamKey { number: known.number, name: Arc::clone(key), epoch }),
+            };
         }
         if streams.count >= self.maximum {
             return Err(NameError::TooMany(streams.count));
@@ -122,8 +135,46 @@ impl StreamRegistry {
         streams.count += 1;
         let name: Arc<str> = known_or_new(&streams.producers, name);
         let fresh = || Producer { drain: number % self.drains, epochs: BTreeMap::new() };
-        streams.producers.entry(Arc::clone(&name)).or_insert_with(fresh).epochs.insert(epoch, number);
+        let producer = streams.producers.entry(Arc::clone(&name)).or_insert_with(fresh);
+        producer.epochs.insert(epoch, Epoch { number, forgetting: false });
         Ok(StreamKey { number, name, epoch })
+    }
+
+    /// Whether `key` is still what its name and epoch stand for. A request that was on its way for long may carry an older
+    /// one.
+    pub fn knows(&self, key: &StreamKey) -> bool {
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = streams.producers.get(&key.name).and_then(|producer| producer.epochs.get(&key.epoch));
+        known.is_some_and(|epoch| epoch.number == key.number && !epoch.forgetting)
+    }
+
+    /// From now on the stream takes no requests, until it is [`StreamRegistry::forgotten`].
+    pub fn begin_forgetting(&self, key: &StreamKey) {
+        self.set_forgetting(key, true);
+    }
+
+    /// The stream stays after all.
+    pub fn keep(&self, key: &StreamKey) {
+        self.set_forgetting(key, false);
+    }
+
+    fn set_forgetting(&self, key: &StreamKey, forgetting: bool) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = streams.producers.get_mut(&key.name).and_then(|producer| producer.epochs.get_mut(&key.epoch));
+        if let Some(epoch) = known {
+            epoch.forgetting = forgetting;
+        }
+    }
+
+    /// Nothing is known of the stream any more; its name may come again, as a new one.
+    pub fn forgotten(&self, key: &StreamKey) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(producer) = streams.producers.get_mut(&key.name) else { return };
+        let removed = producer.epochs.remove(&key.epoch).is_some();
+        if producer.epochs.is_empty() {
+            streams.producers.remove(&key.name);
+        }
+        streams.count -= usize::from(removed);
     }
 
     /// The drain of the producer `name`; none if it is not known.
@@ -156,6 +207,8 @@ fn known_or_new(producers: &HashMap<Arc<str>, Producer>, name: &str) -> Arc<str>
 pub struct StreamState {
     /// Sequences that are stored or in flight.
     pub covered: IntervalSet,
+    /// When its producer sent something last, in milliseconds since 1970 UTC; 0 if not in this process.
+    pub heard_of_at: i64,
     /// Last sequence and last position of the blocks that may still be in flight, ascending.
     in_flight: VecDeque<(u64, u64)>,
 }

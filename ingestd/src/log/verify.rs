@@ -13,8 +13,10 @@ use rusqlite::Connection;
 
 use super::directory::{existing_shards, shard_path};
 use super::shard::{
-    self, EventRow, LossRange, Receipt, ReceiptKind, ShardError, ShardHeader, read_losses, read_receipts, read_streams,
+    self, EventRow, LossRange, Receipt, ReceiptKind, SCHEMA_VERSION, ShardError, ShardHeader, read_losses,
+    read_receipts, read_streams,
 };
+use super::stream_hash::{StreamHash, read_hashes};
 use super::watermark::{self, Reading, Watermark};
 
 /// Faults that are described; more are only counted.
@@ -41,6 +43,8 @@ pub struct Verification {
     pub streams: usize,
     /// Receipts.
     pub receipts: u64,
+    /// Hashes of streams.
+    pub hashes: u64,
     /// What is wrong, each a line; not more than a hundred.
     pub faults: Vec<String>,
     /// How many faults there are.
@@ -78,6 +82,7 @@ impl fmt::Display for Verification {
             "receipts   {} of {} streams, compared with the rows (LOG-5)",
             self.receipts, self.streams
         )?;
+        writeln!(formatter, "hashes     {} of streams, each of numbers that a receipt covers", self.hashes)?;
         for fault in &self.faults {
             writeln!(formatter, "FAULT      {fault}")?;
         }
@@ -94,6 +99,7 @@ struct Shard {
     connection: Connection,
     header: ShardHeader,
     receipts: Vec<Receipt>,
+    hashes: Vec<StreamHash>,
 }
 
 /// Checks the log in `directory`.
@@ -123,6 +129,13 @@ pub fn verify(directory: &Path) -> Result<Verification, ShardError> {
         // One snapshot of the shard for everything that follows: its rows and receipts were committed together.
         connection.execute_batch("BEGIN").map_err(|error| ShardError::Sqlite(path.clone(), error))?;
         let header = shard::read_header(&connection, &path, number)?;
+        let version: i64 = connection
+            .pragma_query_value(None, "user_version", |row| row.get(0))
+            .map_err(|error| ShardError::Sqlite(path.clone(), error))?;
+        if version != SCHEMA_VERSION {
+            let text = format!("has schema version {version}; a start of this ingestd brings it to {SCHEMA_VERSION}");
+            return Err(ShardError::Contents(path, text));
+        }
         let receipts = read_receipts(&connection, &path).unwrap_or_else(|error| {
             found.fault(error.to_string());
             Vec::new()
@@ -134,13 +147,30 @@ pub fn verify(directory: &Path) -> Result<Verification, ShardError> {
         if let Err(error) = read_streams(&connection, &path) {
             found.fault(error.to_string());
         }
-        shards.push(Shard { number, path, connection, header, receipts });
+        // Only the last one of each stream matters for what follows.
+        let mut hashes: BTreeMap<u64, StreamHash> = BTreeMap::new();
+        let read = read_hashes(&connection, &path, |hash| {
+            found.hashes += 1;
+            let last = hashes.entry(hash.stream).or_insert(hash);
+            if last.sequence < hash.sequence {
+                *last = hash;
+            }
+        });
+        if let Err(error) = read {
+            found.fault(error.to_string());
+        }
+        let hashes = hashes.into_values().collect();
+        shards.push(Shard { number, path, connection, header, receipts, hashes });
     }
     found.shards = shards.len();
     compare_with_watermark(&mut found, &shards, watermark.as_ref());
     let known = shards.iter().map(|shard| shard.header.horizon).max().unwrap_or(0);
     found.horizon = watermark.as_ref().map_or(known, |watermark| watermark.horizon.max(known));
-    found.floor = watermark.as_ref().map_or(0, |watermark| watermark.floor);
+    // Read again behind the snapshots: the floor is raised before anything is deleted.
+    found.floor = match watermark::read(directory).map_err(unreadable)? {
+        Reading::Valid(later) => later.floor,
+        Reading::Absent | Reading::Damaged => watermark.as_ref().map_or(0, |watermark| watermark.floor),
+    };
     let stored = read_rows(&mut found, &shards, &losses)?;
     compare_receipts(&mut found, &shards, stored);
     Ok(found)
@@ -171,6 +201,8 @@ struct Stored {
     numbers: BTreeMap<(usize, u64), IntervalSet>,
     /// Stream ► its last number at or below the horizon. Beyond it shards may be at different moments.
     settled: BTreeMap<u64, u64>,
+    /// Stream ► its first number above the floor.
+    kept: BTreeMap<u64, u64>,
 }
 
 /// Reads all rows in position order: positions, checksums, order in each stream.
@@ -208,6 +240,7 @@ fn read_rows(found: &mut Verification, shards: &[Shard], losses: &[LossRange]) -
         if position <= found.horizon {
             stored.settled.insert(row.stream, row.sequence);
             if position > found.floor {
+                stored.kept.entry(row.stream).or_insert(row.sequence);
                 found.events += 1;
                 check_gap(found, losses, expected, position);
             }
@@ -254,14 +287,21 @@ fn check_gap(found: &mut Verification, losses: &[LossRange], expected: u64, posi
     }
 }
 
-/// Each shard's rows must be what its receipts say, and all receipts together each stream's numbers from 1.
+/// Each shard's rows must be what its receipts say, what is expired must lie at or below the floor, and all receipts
+/// together must be each stream's numbers from 1.
 fn compare_receipts(found: &mut Verification, shards: &[Shard], mut stored: Stored) {
     let mut all: BTreeMap<u64, IntervalSet> = BTreeMap::new();
+    let mut expired: BTreeMap<u64, u64> = BTreeMap::new();
     for (at, shard) in shards.iter().enumerate() {
         let mut said: BTreeMap<u64, IntervalSet> = BTreeMap::new();
         for receipt in &shard.receipts {
             found.receipts += 1;
             let Receipt { stream, first_sequence, last_sequence, kind } = *receipt;
+            if kind == ReceiptKind::Expired {
+                let end = expired.entry(stream).or_default();
+                *end = last_sequence.max(*end);
+                continue;
+            }
             let everywhere = all.entry(stream).or_default();
             if everywhere.intersects(first_sequence, last_sequence) {
                 found.fault(format!(
@@ -285,6 +325,20 @@ fn compare_receipts(found: &mut Verification, shards: &[Shard], mut stored: Stor
                     ranges(&receipts)
                 ));
             }
+        }
+    }
+    for (stream, end) in expired {
+        all.entry(stream).or_default().insert(1, end);
+        if let Some(first) = stored.kept.get(&stream).filter(|first| **first <= end) {
+            found.fault(format!(
+                "event {first} of stream {stream} is above the floor, and a receipt says that {end} is expired (LOG-5)"
+            ));
+        }
+    }
+    for StreamHash { stream, sequence, .. } in shards.iter().flat_map(|shard| &shard.hashes) {
+        if all.get(stream).is_none_or(|numbers| numbers.end() < *sequence) {
+            found
+                .fault(format!("the hash at event {sequence} of stream {stream} is of no event that a receipt covers"));
         }
     }
     found.streams = all.len();

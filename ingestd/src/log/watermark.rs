@@ -17,6 +17,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use uuid::Uuid;
 
@@ -28,6 +29,29 @@ pub const FILE_NAME: &str = "watermark";
 const SLOT_BYTES: usize = 16_384;
 const MAGIC: &[u8; 8] = b"PLWATER1";
 const HEADER_BYTES: usize = 56;
+
+/// An operation on the file, as it is about to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileOperation<'a> {
+    /// Read all of it.
+    Read,
+    /// Open it for writing, or create it.
+    Open,
+    /// Write so many bytes at an offset.
+    Write(u64, &'a [u8]),
+    /// Make what was written survive the machine.
+    Sync,
+    /// Make its name survive the machine.
+    SyncDirectory,
+}
+
+/// Is told of each operation on a watermark file before it is done, and may let it fail. Proofs set it, once a process; a
+/// daemon has none.
+pub static OBSERVER: OnceLock<fn(&Path, FileOperation<'_>) -> io::Result<()>> = OnceLock::new();
+
+fn about_to(path: &Path, operation: FileOperation<'_>) -> io::Result<()> {
+    OBSERVER.get().map_or(Ok(()), |observer| observer(path, operation))
+}
 
 /// How far a log has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,12 +120,20 @@ pub enum Reading {
 /// # Errors
 /// What the operating system says, except that there is no such file.
 pub fn read(directory: &Path) -> io::Result<Reading> {
-    let bytes = match std::fs::read(directory.join(FILE_NAME)) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Reading::Absent),
-        Err(error) => return Err(error),
-    };
-    Ok(newest(&bytes).map_or(Reading::Damaged, |(_, _, watermark)| Reading::Valid(watermark)))
+    Ok(match read_bytes(&directory.join(FILE_NAME))? {
+        None => Reading::Absent,
+        Some(bytes) => newest(&bytes).map_or(Reading::Damaged, |(_, _, watermark)| Reading::Valid(watermark)),
+    })
+}
+
+/// The contents of the file; none if there is no file.
+fn read_bytes(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    about_to(path, FileOperation::Read)?;
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Slot number, generation and contents of the valid slot with the greatest generation.
@@ -128,15 +160,18 @@ impl WatermarkWriter {
     /// What the operating system says.
     pub fn create(directory: &Path, watermark: &Watermark) -> io::Result<WatermarkWriter> {
         let path = directory.join(FILE_NAME);
-        let before = std::fs::read(&path).unwrap_or_default();
+        let before = read_bytes(&path)?.unwrap_or_default();
         let (slot, generation) = newest(&before).map_or((0, 0), |(slot, generation, _)| (1 - slot, generation));
+        about_to(&path, FileOperation::Open)?;
         let file = File::options().write(true).create(true).truncate(false).open(&path)?;
         // The newest slot may have been written by a process that was killed before it synced. Both slots would be at
         // risk if the other one were written first.
+        about_to(&path, FileOperation::Sync)?;
         file.sync_data()?;
         let mut writer = WatermarkWriter { path, file, slot, generation };
         writer.write(watermark)?;
         writer.sync()?;
+        about_to(&writer.path, FileOperation::SyncDirectory)?;
         File::open(directory)?.sync_all()?;
         Ok(writer)
     }
@@ -147,14 +182,17 @@ impl WatermarkWriter {
     /// What the operating system says.
     pub fn write(&mut self, watermark: &Watermark) -> io::Result<()> {
         self.generation += 1;
-        self.file.write_all_at(&encode(watermark, self.generation), (self.slot * SLOT_BYTES) as u64)
+        let (bytes, offset) = (encode(watermark, self.generation), (self.slot * SLOT_BYTES) as u64);
+        about_to(&self.path, FileOperation::Write(offset, &bytes))?;
+        self.file.write_all_at(&bytes, offset)
     }
 
     /// Makes what was written survive the machine.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// What the operating system says; then it must be written again, because a later sync does not cover it.
     pub fn sync(&mut self) -> io::Result<()> {
+        about_to(&self.path, FileOperation::Sync)?;
         self.file.sync_data()?;
         self.slot = 1 - self.slot;
         Ok(())

@@ -22,8 +22,10 @@ use uuid::Uuid;
 use super::channel::{Block, BlockReceiver, Input};
 use super::checkpoint::Checkpoints;
 use super::expire::expire;
+use super::forget::forget;
 use super::horizon::Horizon;
 use super::shard::{EventRow, Receipt, ReceiptKind, ShardHeader, StreamRow};
+use super::stream_hash::StreamHash;
 
 /// The most bytes of events in a transaction, so that memory is bounded by bytes as well (LOG-6).
 pub const BATCH_BYTES: usize = 16 << 20;
@@ -39,6 +41,8 @@ const LAST_RETRY: Duration = Duration::from_secs(5);
 pub struct WriterStatus {
     /// Why it waits, if it does.
     waiting: Mutex<Option<String>>,
+    /// Pages that a reader keeps in the shard's WAL, if they are many; else 0.
+    held_back: AtomicU64,
     /// Why it waited, when that is over and nobody has taken it yet.
     overcome: Mutex<Option<String>>,
     /// Events committed since the start of the process.
@@ -51,6 +55,14 @@ impl WriterStatus {
     /// Why the writer waits, if it does.
     pub fn waiting(&self) -> Option<String> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What there is to tell of a writer that does not wait.
+    pub fn trouble(&self) -> Option<String> {
+        let pages = self.held_back.load(Ordering::Relaxed);
+        (pages > 0).then(|| {
+            format!("a program that reads the file keeps {pages} pages in its WAL, which grows until that program ends")
+        })
     }
 
     /// Why the writer waited, once when that is over.
@@ -116,13 +128,45 @@ pub struct CommitLimits {
     pub checkpoint_pages: u64,
 }
 
-/// Retention's command to a writer: delete at most `rows` events at or below `floor`.
-pub struct Expire {
-    /// The floor.
-    pub floor: u64,
-    /// The most rows.
-    pub rows: u64,
-    /// Gets the number of rows, or what is wrong.
+/// What retention wants of a shard's owner.
+#[derive(Debug)]
+pub enum Chore {
+    /// Delete at most `rows` events at or below `floor`.
+    Expire {
+        /// The floor.
+        floor: u64,
+        /// The most rows.
+        rows: u64,
+    },
+    /// Delete what the shard knows of streams that are let go.
+    Forget {
+        /// Their numbers.
+        streams: Vec<u64>,
+    },
+}
+
+impl Chore {
+    /// Does it, and returns how many events were deleted. `known` are the streams in the shard's `stream` table.
+    ///
+    /// # Errors
+    /// SQLite's; nothing has changed then.
+    pub fn perform(&self, connection: &mut Connection, known: &mut HashSet<u64>) -> rusqlite::Result<u64> {
+        match self {
+            Chore::Expire { floor, rows } => expire(connection, *floor, *rows),
+            Chore::Forget { streams } => {
+                forget(connection, streams)?;
+                known.retain(|stream| !streams.contains(stream));
+                Ok(0)
+            }
+        }
+    }
+}
+
+/// Retention's command to a writer.
+pub struct Order {
+    /// What to do.
+    pub chore: Chore,
+    /// Gets the number of events that were deleted, or what is wrong.
     pub done: Sender<Result<u64, String>>,
 }
 
@@ -159,7 +203,7 @@ impl Writer {
     ///
     /// # Errors
     /// A text for the log if the last batches could not be written because the log was closed while the disk refused.
-    pub fn run(mut self, input: &BlockReceiver, commands: &Receiver<Expire>) -> Result<(), String> {
+    pub fn run(mut self, input: &BlockReceiver, commands: &Receiver<Order>) -> Result<(), String> {
         let mut left_over = None;
         loop {
             let first = match left_over.take() {
@@ -167,7 +211,7 @@ impl Writer {
                 None => match input.receive_or(commands) {
                     Input::Block(block) => block,
                     Input::Command(command) => {
-                        self.expire(command);
+                        self.obey(command);
                         continue;
                     }
                     Input::Closed => return Ok(()),
@@ -202,25 +246,31 @@ impl Writer {
             // The events are durable in the WAL; a full disk that causes this shows at the next commit.
             tracing::warn!(shard = self.shard, "checkpoint: {error}; it is tried again");
         }
+        let held_back = self.checkpoints.held_back(pages).unwrap_or(0);
+        if self.status.held_back.swap(held_back, Ordering::Relaxed) == 0
+            && let Some(trouble) = self.status.trouble()
+        {
+            tracing::warn!(shard = self.shard, "{trouble}");
+        }
     }
 
     fn limits(&self) -> CommitLimits {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn expire(&mut self, Expire { floor, rows, done }: Expire) {
-        let deleted = expire(&mut self.connection, floor, rows).map_err(|error| error.to_string());
+    fn obey(&mut self, Order { chore, done }: Order) {
+        let deleted = chore.perform(&mut self.connection, &mut self.streams).map_err(|error| error.to_string());
         self.make_checkpoint();
         // Whoever asked is gone only when the log closes.
         let _ = done.send(deleted);
     }
 
     /// Waits for `pause`, or until something was deleted, which may have made room; true if the log closes.
-    fn wait(&mut self, pause: Duration, commands: &Receiver<Expire>) -> bool {
+    fn wait(&mut self, pause: Duration, commands: &Receiver<Order>) -> bool {
         let deadline = Instant::now() + pause;
         match commands.recv_deadline(deadline) {
             Ok(command) => {
-                self.expire(command);
+                self.obey(command);
                 self.closing.wait(Duration::ZERO)
             }
             Err(RecvTimeoutError::Timeout) => self.closing.wait(Duration::ZERO),
@@ -230,7 +280,7 @@ impl Writer {
     }
 
     /// Commits a batch, however long it takes.
-    fn write(&mut self, batch: &Batch, commands: &Receiver<Expire>) -> Result<(), String> {
+    fn write(&mut self, batch: &Batch, commands: &Receiver<Order>) -> Result<(), String> {
         let mut pause = FIRST_RETRY;
         loop {
             let Err(error) = self.check_reserve(batch).and_then(|()| self.commit(batch)) else {
@@ -289,8 +339,8 @@ impl Writer {
             for block in &batch.blocks {
                 let stream = block.stream.number;
                 if !self.streams.contains(&stream) && !new_streams.contains(&stream) {
-                    StreamRow { number: stream, name: &block.stream.name, epoch: block.stream.epoch }
-                        .insert(&transaction)?;
+                    let (name, epoch) = (&block.stream.name, block.stream.epoch);
+                    StreamRow { number: stream, name, epoch, last_stored_at: stored_at }.insert(&transaction)?;
                     new_streams.push(stream);
                 }
                 for event in &block.events {
@@ -315,6 +365,9 @@ impl Writer {
                     row.insert(&mut insert_event)?;
                 }
                 let last = block.first_sequence + block.events.len() as u64 - 1;
+                if let Some(hash) = block.hash {
+                    StreamHash { stream, sequence: last, hash }.insert(&transaction)?;
+                }
                 match receipts.get_mut(&stream) {
                     Some(run) if run.1 + 1 == block.first_sequence => run.1 = last,
                     Some(run) => {

@@ -2,7 +2,8 @@
 //!
 //! A request is taken whole or refused whole. With `Ingest-Producer` and `Ingest-Sequence` (the number of its first
 //! event, from 1) a resend is recognised; without them delivery is at least once. `Ingest-Epoch` (0 if absent) tells
-//! lives of a producer apart: a higher one begins at 1 again and closes those below it.
+//! lives of a producer apart: a higher one begins at 1 again and closes those below it. With `Ingest-Hash` a producer says
+//! what its events up to the request's last one hash to; a resend that says something else is refused.
 //!
 //! Answers: 200 `{"stored":…,"duplicates":…,"next_sequence":…}`; 400 with line numbers and reasons; 409 with the
 //! sequence that is expected, or the epoch that is open; 413 for what is too long; 503 while the daemon stops.
@@ -27,7 +28,8 @@ use tokio::sync::{Semaphore, oneshot};
 use crate::admin::status::Status;
 use crate::log::Log;
 use crate::log::drain::{Ack, ProducerState, Refusal, Request, Source};
-use crate::log::stream::NameError;
+use crate::log::stream::{NameError, StreamKey};
+use crate::log::stream_hash::ContentHash;
 use crate::log::writer::now_ms;
 
 /// Faults that an answer describes; more are only counted.
@@ -42,6 +44,8 @@ pub const PRODUCER_HEADER: &str = "ingest-producer";
 pub const EPOCH_HEADER: &str = "ingest-epoch";
 /// Name of the header that carries the number of the request's first event.
 pub const SEQUENCE_HEADER: &str = "ingest-sequence";
+/// Name of the header that carries the hash of the stream's events up to the request's last one.
+pub const HASH_HEADER: &str = "ingest-hash";
 
 /// The limits of a request.
 #[derive(Debug, Clone, Copy)]
@@ -166,23 +170,30 @@ async fn post_events(State(server): State<Arc<Server>>, request: HttpRequest) ->
             .map_err(|error| Refused::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))??
     };
     let is_numbered = numbered.is_some();
+    let mut claim = None;
     let source = match numbered {
         None => Source::Anonymous,
-        Some(Numbering { producer, epoch, first_sequence }) => {
+        Some(Numbering { producer, epoch, first_sequence, hash }) => {
             let stream = server.log.registry().producer(&producer, epoch).map_err(|error| {
                 let status = match error {
-                    NameError::TooMany(_) => StatusCode::SERVICE_UNAVAILABLE,
+                    NameError::TooMany(_) | NameError::Forgetting(_) => StatusCode::SERVICE_UNAVAILABLE,
                     NameError::Malformed(_) | NameError::Reserved(_) => StatusCode::BAD_REQUEST,
                 };
                 Refused::new(status, error.to_string())
             })?;
-            Source::Producer { stream, first_sequence }
+            let last = first_sequence + events.len() as u64 - 1;
+            claim = hash.map(|hash| Claim { stream: stream.clone(), first: first_sequence, last, hash });
+            Source::Producer { stream, first_sequence, hash }
         }
     };
     let (answer, reply) = oneshot::channel();
     server.log.submit(Request { source, events, answer, memory }).await.map_err(|_| stopping())?;
     match reply.await.map_err(|_| stopping())? {
         Ok(Ack { stored, duplicates, next_sequence }) => {
+            // What was stored of this request has its own hash now; what was there before may have another.
+            if let Some(claim) = claim.filter(|_| stored == 0) {
+                tokio::task::block_in_place(|| claim.check(&server.log))?;
+            }
             Ok(Json(Stored { stored, duplicates, next_sequence: is_numbered.then_some(next_sequence) }))
         }
         Err(refusal @ Refusal::Gap { expected, .. }) => Err(Refused {
@@ -193,7 +204,35 @@ async fn post_events(State(server): State<Arc<Server>>, request: HttpRequest) ->
             status: StatusCode::CONFLICT,
             body: json!({ "error": refusal.to_string(), "epoch": current }),
         }),
+        Err(refusal @ Refusal::Forgotten) => Err(Refused::new(StatusCode::SERVICE_UNAVAILABLE, refusal.to_string())),
         Err(Refusal::Closing) => Err(stopping()),
+    }
+}
+
+/// What a producer says that its events hash to, all of which were stored before.
+struct Claim {
+    stream: StreamKey,
+    first: u64,
+    last: u64,
+    hash: ContentHash,
+}
+
+impl Claim {
+    /// Compares it with the hash that was stored with the request's last event, if one was. Reads the log's files.
+    fn check(&self, log: &Log) -> Result<(), Refused> {
+        let Claim { stream, first, last, hash } = self;
+        match log.hashes().find(stream.number, *last) {
+            Ok(Some(stored)) if stored != *hash => {
+                let error = format!(
+                    "events {first} to {last} of producer \"{}\", or some before them, are not those that were stored: \
+                     their hashes differ",
+                    stream.name
+                );
+                Err(Refused { status: StatusCode::CONFLICT, body: json!({ "error": error, "differs_at": last }) })
+            }
+            Ok(_) => Ok(()),
+            Err(error) => Err(Refused::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
+        }
     }
 }
 
@@ -203,6 +242,7 @@ struct Numbering {
     producer: String,
     epoch: u64,
     first_sequence: u64,
+    hash: Option<ContentHash>,
 }
 
 /// The greatest epoch, and the greatest number of a request's first event: far enough from the end of the 63 bits that
@@ -223,15 +263,33 @@ fn numbering(headers: &HeaderMap) -> Result<Option<Numbering>, Refused> {
         _ => Err(bad(format!("header {name} must be a number from {minimum}, not \"{text}\""))),
     };
     let (producer, epoch, sequence) = (text(PRODUCER_HEADER)?, text(EPOCH_HEADER)?, text(SEQUENCE_HEADER)?);
+    let hash = text(HASH_HEADER)?;
     let (producer, sequence) = match (producer, sequence) {
-        (None, None) if epoch.is_none() => return Ok(None),
+        (None, None) if epoch.is_none() && hash.is_none() => return Ok(None),
         (Some(producer), Some(sequence)) => (producer.to_owned(), sequence),
         (None, _) => return Err(bad(format!("header {PRODUCER_HEADER} is missing: it names the numbered stream"))),
         (_, None) => return Err(bad(format!("header {SEQUENCE_HEADER} is missing: the number of the first event"))),
     };
     let epoch = epoch.map_or(Ok(0), |epoch| number(EPOCH_HEADER, epoch, 0))?;
     let first_sequence = number(SEQUENCE_HEADER, sequence, 1)?;
-    Ok(Some(Numbering { producer, epoch, first_sequence }))
+    let hash = hash.map(|text| {
+        parse_hash(text)
+            .ok_or_else(|| bad(format!("header {HASH_HEADER} must be 64 hexadecimal digits, not \"{text}\"")))
+    });
+    Ok(Some(Numbering { producer, epoch, first_sequence, hash: hash.transpose()? }))
+}
+
+/// 32 bytes in hexadecimal.
+fn parse_hash(text: &str) -> Option<ContentHash> {
+    let digits = text.as_bytes();
+    if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+        return None;
+    }
+    let mut hash = ContentHash::default();
+    for (byte, at) in hash.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(text.get(at..at + 2)?, 16).ok()?;
+    }
+    Some(hash)
 }
 
 fn content_length(headers: &HeaderMap) -> Result<Option<usize>, Refused> {
@@ -373,12 +431,18 @@ mod tests {
         };
         assert_eq!(numbering(&headers(&[])).unwrap(), None);
         let full = [(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "7"), (EPOCH_HEADER, "2")];
-        let expected = Numbering { producer: "p".to_owned(), epoch: 2, first_sequence: 7 };
+        let expected = Numbering { producer: "p".to_owned(), epoch: 2, first_sequence: 7, hash: None };
         assert_eq!(numbering(&headers(&full)).unwrap(), Some(expected));
+        let digits = "00ff10Ab".repeat(8);
+        let hashed = [(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "7"), (HASH_HEADER, digits.leak())];
+        let expected: Vec<u8> = [0x00, 0xff, 0x10, 0xab].repeat(8);
+        assert_eq!(numbering(&headers(&hashed)).unwrap().unwrap().hash.unwrap(), *expected);
         for (pairs, reason) in [
             (&[(PRODUCER_HEADER, "p")][..], "ingest-sequence is missing"),
             (&[(SEQUENCE_HEADER, "1")], "ingest-producer is missing"),
             (&[(EPOCH_HEADER, "0")], "ingest-producer is missing"),
+            (&[(HASH_HEADER, "0")], "ingest-producer is missing"),
+            (&[(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "1"), (HASH_HEADER, "0")], "must be 64 hexadecimal digits"),
             (&[(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "0")], "must be a number from 1"),
             (&[(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "-1")], "must be a number from 1"),
             (&[(PRODUCER_HEADER, "p"), (SEQUENCE_HEADER, "9223372036854775807")], "must be a number from 1"),

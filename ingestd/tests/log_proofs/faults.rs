@@ -196,6 +196,7 @@ fn retention_makes_room_on_a_disk_that_is_down_to_its_reserve() {
         maximum_bytes: None,
         interval: Duration::from_millis(10),
         delete_rows: 500,
+        producer_age: Duration::from_secs(1 << 30),
     };
     log.start_retention(Arc::new(Mutex::new(retention)), Box::new(|| Hold::Above(6000))).unwrap();
     for reply in replies {

@@ -9,8 +9,9 @@ use e2e::random::{Random, seeds};
 use ingestd::log::drain::Ack;
 use ingestd::log::open;
 use ingestd::log::reader::LogReader;
+use ingestd::log::watermark::{self, Reading};
 
-use crate::support::disk::{Disk, Loss};
+use crate::support::disk::Disk;
 use crate::support::watchdog::watch;
 use crate::support::world::{event, send, settings};
 
@@ -55,9 +56,14 @@ fn original(random: &mut Random, with_wal: bool) -> Original {
         if *clean_end {
             log.close().unwrap();
         } else {
+            // The watermark's blind spot is what came after its last write.
+            let horizon = log.horizon().position();
+            while !matches!(watermark::read(path), Ok(Reading::Valid(watermark)) if watermark.horizon == horizon) {
+                std::thread::yield_now();
+            }
             disk.cut_power();
             let _ = log.close();
-            disk.lose_power(Loss::Lost, random);
+            disk.restart_process();
         }
     }
     // Before the check, whose readers would make shared memory and may leave it.
@@ -101,6 +107,7 @@ fn live_parts(files: &BTreeMap<String, Vec<u8>>) -> Vec<(String, Range<usize>)> 
             live.push((wal_name, 0..WAL_HEADER + frames * (FRAME_HEADER + page_size)));
         }
     }
+    live.extend(files.get(watermark::FILE_NAME).map(|file| (watermark::FILE_NAME.to_owned(), 0..file.len())));
     live
 }
 
@@ -185,8 +192,8 @@ fn flip_bits(suffix: &str, with_wal: bool, seed: u64) {
         // Three of four flips are aimed at what matters, where there is something; the others go anywhere.
         let (name, offset) = if random.chance(3, 4) {
             let (name, range) = *random.pick(&live);
-            let used = range.clone().filter(|offset| original.files[name][*offset] != 0);
-            (name, *random.pick(&used.collect::<Vec<_>>()))
+            let used: Vec<usize> = range.clone().filter(|offset| original.files[name][*offset] != 0).collect();
+            (name, *random.pick(&used))
         } else {
             let (name, contents) = *random.pick(&files);
             (name, random.within(0..=contents.len() as u64 - 1) as usize)
@@ -213,6 +220,14 @@ fn a_flipped_bit_in_a_database_is_named_or_changes_nothing() {
     for seed in REGRESSIONS.into_iter().chain(seeds(2)) {
         flip_bits(".db", false, seed);
         flip_bits(".db", true, seed);
+    }
+}
+
+/// The other slot still says enough, or the file is named as damaged.
+#[test]
+fn a_flipped_bit_in_the_watermark_is_named_or_changes_nothing() {
+    for seed in seeds(2) {
+        flip_bits(watermark::FILE_NAME, true, seed);
     }
 }
 

@@ -11,7 +11,9 @@ fn round(seed: u64) {
     let mut world = World::new("model", seed);
     for _ in 0..world.random().within(10..=60) {
         match world.random().within(0..=99) {
-            0..=39 => world.append(),
+            0..=36 => world.append(),
+            37..=38 => world.begin_epoch(),
+            39 => world.send_in_closed_epoch(),
             40..=54 => world.resend(),
             55..=59 => world.skip(),
             60..=66 => world.send_twice_at_once(),

@@ -1,8 +1,12 @@
 //! Power cuts and deaths of the process: in a start, under load, one after the other.
 
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
 use e2e::log_files;
 use e2e::random::{Random, seeds};
 use ingestd::log::open;
+use ingestd::log::retention::{Hold, RetentionSettings};
 
 use crate::support::disk::{Disk, Loss};
 use crate::support::watchdog::watch;
@@ -94,6 +98,56 @@ fn what_recovery_found_is_durable_before_it_is_acknowledged() {
         }
         log.close().unwrap();
     }
+}
+
+/// The power goes at any moment while retention forgets a producer: it is known as far as it ever was, or not at all.
+#[test]
+fn a_producer_is_forgotten_whole_or_not_at_all() {
+    const EVENTS: u64 = 1100;
+    let mut outcomes = [0, 0];
+    for operations in 0.. {
+        let _watchdog = watch(format!("forgetting that ends after {operations} operations"));
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let disk = Disk::new(path);
+        // One drain and three shards, so that the stream is spread over all.
+        let mut log = open(&settings(path, 1, 3, 1000)).unwrap();
+        send(&log, "a", 1, EVENTS).blocking_recv().unwrap().unwrap();
+        let retention = Arc::new(Mutex::new(RetentionSettings {
+            age: Duration::ZERO,
+            maximum_bytes: None,
+            interval: Duration::from_millis(1),
+            delete_rows: 1000,
+            producer_age: Duration::from_secs(1 << 30),
+        }));
+        log.start_retention(Arc::clone(&retention), Box::new(|| Hold::Nobody)).unwrap();
+        while log_files::check(path, None).map_or(true, |files| !files.rows.is_empty()) {
+            std::thread::yield_now();
+        }
+        disk.cut_power_after(operations);
+        retention.lock().unwrap().producer_age = Duration::ZERO;
+        while !disk.power_is_off() && log.registry().drain_of("a").is_some() {
+            std::thread::yield_now();
+        }
+        let whole = log.registry().drain_of("a").is_none();
+        disk.cut_power();
+        let _ = log.close();
+        disk.lose_power(Loss::Lost, &mut Random::new(operations));
+
+        let log = open(&settings(path, 1, 3, 1000)).unwrap();
+        let known = log.registry().drain_of("a").is_some();
+        outcomes[usize::from(known)] += 1;
+        assert!(!(whole && known), "it was forgotten, and comes back");
+        let ack = send(&log, "a", 1, EVENTS).blocking_recv().unwrap().unwrap();
+        let duplicates = if known { EVENTS } else { 0 };
+        assert_eq!((ack.duplicates, ack.stored), (duplicates, EVENTS - duplicates), "after {operations} operations");
+        log.close().unwrap();
+        log_files::check(path, None).unwrap();
+        if whole {
+            break;
+        }
+    }
+    assert!(outcomes[0] > 0 && outcomes[1] > 3, "{outcomes:?}: forgotten, known");
 }
 
 /// Rounds of load that a power cut ends at a random operation.

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ingestd::log::drain::{Answer, Request, Source};
+use ingestd::log::drain::{Ack, Answer, Request, Source};
 use ingestd::log::reader::{LogReader, StoredEvent};
 use ingestd::log::shard::{ShardHeader, read_header};
+use ingestd::log::stream_hash::ContentHash;
 use ingestd::log::verify::{Verification, verify};
 use ingestd::log::watermark::{self, Reading, Watermark, WatermarkWriter};
 use ingestd::log::writer::CommitLimits;
@@ -68,9 +69,20 @@ pub async fn send_in_epoch(log: &Log, producer: &str, epoch: u64, first: u64, co
     let (answer, reply) = oneshot::channel();
     let memory = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
     let events = (first..first + count).map(|number| event(producer, number)).collect();
-    let source = Source::Producer { stream, first_sequence: first };
+    let source = Source::Producer { stream, first_sequence: first, hash: None };
     log.submit(Request { source, events, answer, memory }).await.unwrap();
     reply
+}
+
+/// Sends events of `producer` with the hash of all up to their last one, and waits for the acknowledgement.
+pub async fn send_hashed(log: &Log, producer: &str, first: u64, count: u64, hash: ContentHash) -> Ack {
+    let stream = log.registry().producer(producer, 0).unwrap();
+    let (answer, reply) = oneshot::channel();
+    let memory = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+    let events = (first..first + count).map(|number| event(producer, number)).collect();
+    let source = Source::Producer { stream, first_sequence: first, hash: Some(hash) };
+    log.submit(Request { source, events, answer, memory }).await.unwrap();
+    reply.await.unwrap().unwrap()
 }
 
 /// Sends and waits for the answer.

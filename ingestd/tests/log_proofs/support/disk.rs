@@ -11,8 +11,8 @@
 //! - [`Disk::cut_power`] lets every operation fail from then on, so that a log's threads end.
 //! - [`Disk::fill`] refuses every write that makes a file longer.
 //!
-//! Real syncs are not made: the layer's own images decide what is durable. Only SQLite's files are seen; what a program
-//! writes into the directory by other means stays as it is.
+//! Real syncs are not made: the layer's own images decide what is durable. Of what the log writes into the directory by
+//! other means, the watermark file is seen as well, by its observer; the lock file stays as it is.
 
 // A VFS is a table of C functions. Every unsafe block says why it is sound; the rest of the workspace has none.
 #![allow(unsafe_code)]
@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use e2e::random::Random;
+use ingestd::log::watermark::{FileOperation, OBSERVER};
 use rusqlite::ffi::{self, sqlite3_file, sqlite3_int64, sqlite3_io_methods, sqlite3_vfs};
 
 const SECTOR: u64 = 512;
@@ -330,6 +331,22 @@ impl State {
         Ok(())
     }
 
+    /// The image of a file that is being opened.
+    fn image_of(&mut self, name: &str, contents: impl FnOnce() -> Vec<u8>) -> u64 {
+        *self.names.entry(name.to_owned()).or_insert_with(|| {
+            // A file that was there before the disk was made, or a new one.
+            let durable = contents();
+            let image = self.next_image;
+            self.next_image += 1;
+            if !durable.is_empty() {
+                self.durable_names.insert(name.to_owned(), image);
+            }
+            let length = durable.len() as u64;
+            self.images.insert(image, Image { durable, length, ..Image::default() });
+            image
+        })
+    }
+
     fn image(&mut self, image: u64) -> &mut Image {
         self.images.get_mut(&image).expect("an open file has an image")
     }
@@ -364,10 +381,48 @@ unsafe impl Send for Base {}
 // SAFETY: as above.
 unsafe impl Sync for Base {}
 
+/// What the layer is for SQLite's files, for the watermark file.
+fn observe(path: &Path, operation: FileOperation<'_>) -> std::io::Result<()> {
+    let Some((disk, name)) = disk_of(path) else { return Ok(()) };
+    let mut state = disk.state();
+    let kind = match operation {
+        FileOperation::Read | FileOperation::Open => Operation::Open,
+        FileOperation::Write(..) => Operation::Write,
+        FileOperation::Sync | FileOperation::SyncDirectory => Operation::Sync,
+    };
+    let admitted = state.admit(kind, &name);
+    if let (Err(_), FileOperation::Sync) = (admitted, operation) {
+        let image = state.names[&name];
+        state.image(image).sync_failed();
+    }
+    admitted.map_err(|code| {
+        let full = code == ffi::SQLITE_FULL;
+        std::io::Error::from(if full { std::io::ErrorKind::StorageFull } else { std::io::ErrorKind::Other })
+    })?;
+    match operation {
+        FileOperation::Read => {}
+        FileOperation::Open => drop(state.image_of(&name, || std::fs::read(path).unwrap_or_default())),
+        FileOperation::Write(offset, bytes) => {
+            let image = state.names[&name];
+            if state.full && offset + bytes.len() as u64 > state.image(image).length {
+                return Err(std::io::ErrorKind::StorageFull.into());
+            }
+            state.image(image).write(offset, bytes);
+        }
+        FileOperation::Sync => {
+            let image = state.names[&name];
+            state.image(image).sync();
+        }
+        FileOperation::SyncDirectory => state.durable_names = state.names.clone(),
+    }
+    Ok(())
+}
+
 /// The layer, registered as the default at the first call.
 fn layer() -> &'static Base {
     static BASE: OnceLock<Base> = OnceLock::new();
     BASE.get_or_init(|| {
+        let _ = OBSERVER.set(observe);
         // SAFETY: the name is a C string. The copy of the base's table is leaked, so it outlives every use. Its functions
         // that are not replaced take a VFS only to find `pAppData` and the like, which the copy has as well.
         unsafe {
@@ -490,18 +545,7 @@ impl Disk {
         let state = &mut *guard;
         state.admit(Operation::Open, &name)?;
         open_base()?;
-        let image = *state.names.entry(name.clone()).or_insert_with(|| {
-            // A file that was there before the disk was made, or a new one.
-            let durable = contents();
-            let image = state.next_image;
-            state.next_image += 1;
-            if !durable.is_empty() {
-                state.durable_names.insert(name.clone(), image);
-            }
-            let length = durable.len() as u64;
-            state.images.insert(image, Image { durable, length, ..Image::default() });
-            image
-        });
+        let image = state.image_of(&name, contents);
         state.open_files += 1;
         drop(guard);
         let journals = ffi::SQLITE_OPEN_MAIN_JOURNAL | ffi::SQLITE_OPEN_SUPER_JOURNAL | ffi::SQLITE_OPEN_WAL;

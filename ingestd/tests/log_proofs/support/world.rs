@@ -2,9 +2,9 @@
 //!
 //! The model is simple: a producer's stored events are a prefix of what it sent, at least as long as what was
 //! acknowledged; a request that begins at or below the next number is taken, its covered part counted as duplicates; one
-//! that begins above it is refused with that number. What the horizon has passed stays where it is for ever.
+//! that begins above it is refused with that number; one of an epoch that a later one closed, with the later one. What the horizon has passed stays where it is for ever.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -15,6 +15,7 @@ use e2e::random::Random;
 use ingestd::log::drain::{Ack, Answer, Refusal, Request, Source};
 use ingestd::log::reader::LogReader;
 use ingestd::log::retention::{Hold, RetentionSettings};
+use ingestd::log::stream_hash::{ContentHash, HASH_INTERVAL};
 use ingestd::log::verify::verify;
 use ingestd::log::writer::CommitLimits;
 use ingestd::log::{Log, LogError, LogSettings, open};
@@ -28,6 +29,8 @@ use super::watchdog::{Watchdog, watch};
 
 /// Requests that wait at once; fewer than a drain's inbox holds, so that submitting never waits for a dead disk.
 const MOST_WAITING: usize = 60;
+
+const NEVER: Duration = Duration::from_secs(1 << 30);
 
 /// How a log is opened in a test.
 pub fn settings(directory: &Path, drains: u64, shards: u64, batch: u64) -> LogSettings {
@@ -71,20 +74,53 @@ pub fn submit(log: &Log, source: Source, events: Vec<Event>) -> oneshot::Receive
 
 /// Gives events `first` to `first + count - 1` of a producer to a log; does not wait for the answer.
 pub fn send(log: &Log, producer: &str, first: u64, count: u64) -> oneshot::Receiver<Answer> {
-    let stream = log.registry().producer(producer, 0).expect("the name is good");
-    let events = (first..first + count).map(|sequence| event(producer, sequence)).collect();
-    submit(log, Source::Producer { stream, first_sequence: first }, events)
+    send_in_epoch(log, (producer, 0), first, count, None)
+}
+
+/// As [`send`], for a producer in an epoch, perhaps with a hash.
+fn send_in_epoch(
+    log: &Log,
+    (producer, epoch): (&str, u64),
+    first: u64,
+    count: u64,
+    hash: Option<ContentHash>,
+) -> oneshot::Receiver<Answer> {
+    let stream = log.registry().producer(producer, epoch).expect("the name is good");
+    let name = stream_name(producer, epoch);
+    let events = (first..first + count).map(|sequence| event(&name, sequence)).collect();
+    submit(log, Source::Producer { stream, first_sequence: first, hash }, events)
+}
+
+/// What the stream of a producer's epoch is called here, which is also the key of its events.
+fn stream_name(producer: &str, epoch: u64) -> String {
+    if epoch == 0 { producer.to_owned() } else { format!("{producer}/{epoch}") }
+}
+
+/// The hash that is given with an event: always the same, so that it can be checked.
+fn hash_at(stream: &str, sequence: u64) -> ContentHash {
+    let mut hash = [stream.len() as u8 ^ stream.as_bytes()[stream.len() - 1]; 32];
+    hash[..8].copy_from_slice(&sequence.to_le_bytes());
+    hash
 }
 
 #[derive(Debug)]
 struct Producer {
     name: String,
+    epoch: u64,
+    /// The numbers, multiples of [`HASH_INTERVAL`], with which a hash was acknowledged.
+    hashed: BTreeSet<u64>,
     /// The number that the log expects.
     next: u64,
     /// All events up to this number are acknowledged.
     acknowledged: u64,
     /// The greatest number ever sent.
     sent: u64,
+}
+
+impl Producer {
+    fn stream(&self) -> String {
+        stream_name(&self.name, self.epoch)
+    }
 }
 
 /// What a request must be answered with, and what that acknowledges.
@@ -97,6 +133,8 @@ struct Waiting {
     numbered: Option<(usize, u64)>,
     /// Numbers of anonymous events.
     anonymous: Vec<u64>,
+    /// Whether a hash was given.
+    hashed: bool,
 }
 
 /// A log, its disk, its producers.
@@ -106,6 +144,8 @@ pub struct World {
     log: Option<Log>,
     random: Random,
     producers: Vec<Producer>,
+    /// Producer and epoch ► how many events it has, of the epochs that later ones closed.
+    closed: BTreeMap<(usize, u64), u64>,
     /// Number of an anonymous event ► whether it is acknowledged.
     anonymous: BTreeMap<u64, bool>,
     next_anonymous: u64,
@@ -131,7 +171,14 @@ impl World {
         let skipped = random.within(0..=(names.len() - count) as u64) as usize;
         let producers = names[skipped..skipped + count]
             .iter()
-            .map(|name| Producer { name: (*name).to_owned(), next: 1, acknowledged: 0, sent: 0 })
+            .map(|name| Producer {
+                name: (*name).to_owned(),
+                epoch: 0,
+                hashed: BTreeSet::new(),
+                next: 1,
+                acknowledged: 0,
+                sent: 0,
+            })
             .collect();
         let what = format!("{what}, LOG_SEED={seed}");
         let watchdog = watch(what.clone());
@@ -141,6 +188,7 @@ impl World {
             log: None,
             random,
             producers,
+            closed: BTreeMap::new(),
             anonymous: BTreeMap::new(),
             next_anonymous: 0,
             waiting: Vec::new(),
@@ -216,6 +264,7 @@ impl World {
             maximum_bytes,
             interval: Duration::from_millis(2),
             delete_rows: self.random.within(10..=1000),
+            producer_age: NEVER,
         };
         self.note(format!("{settings:?}"));
         let hold = Arc::clone(&self.hold);
@@ -231,9 +280,6 @@ impl World {
         let loss = *self.random.pick(&[Loss::Lost, Loss::Torn]);
         self.note(format!("power is lost: {loss:?}"));
         self.disk.lose_power(loss, &mut self.random);
-        if loss == Loss::Torn && self.random.chance(1, 2) {
-            log_files::tear_watermark(self.directory.path());
-        }
     }
 
     /// New events of a producer.
@@ -255,11 +301,49 @@ impl World {
         let producer = self.any_producer();
         let next = self.producers[producer].next;
         let (given, count) = (next + self.random.within(1..=9), self.any_count());
-        let name = self.producers[producer].name.clone();
+        let name = self.producers[producer].stream();
         self.note(format!("{name} skips to {given}"));
-        let reply = send(self.log(), &name, given, count);
+        let reply = self.send(producer, given, count, None);
         let expected = vec![Err(Refusal::Gap { expected: next, given })];
-        self.wait_for(Waiting { expected, replies: vec![reply], numbered: None, anonymous: Vec::new() });
+        self.wait_for(Waiting { expected, replies: vec![reply], numbered: None, anonymous: Vec::new(), hashed: false });
+    }
+
+    /// A producer begins its next life.
+    pub fn begin_epoch(&mut self) {
+        self.settle();
+        let producer = self.any_producer();
+        let step = self.random.within(1..=3);
+        let state = &mut self.producers[producer];
+        if state.next > 1 {
+            self.closed.insert((producer, state.epoch), state.next - 1);
+        }
+        let (name, epoch) = (state.name.clone(), state.epoch + step);
+        *state = Producer { name, epoch, hashed: BTreeSet::new(), next: 1, acknowledged: 0, sent: 0 };
+        let count = self.any_count();
+        self.request(producer, 1, count);
+    }
+
+    /// A request of a life that is over.
+    pub fn send_in_closed_epoch(&mut self) {
+        // The log knows that it is over when it has taken something of the present one.
+        let over = |(producer, _): &(usize, u64)| self.producers[*producer].next > 1;
+        let candidates: Vec<(usize, u64)> = self.closed.keys().copied().filter(over).collect();
+        if candidates.is_empty() {
+            return;
+        }
+        let (producer, epoch) = *self.random.pick(&candidates);
+        let Producer { name, epoch: current, .. } = &self.producers[producer];
+        let (name, current) = (name.clone(), *current);
+        self.note(format!("{name} sends in epoch {epoch}"));
+        let first = self.random.within(1..=self.closed[&(producer, epoch)] + 2);
+        let reply = send_in_epoch(self.log(), (&name, epoch), first, 1, None);
+        let expected = vec![Err(Refusal::Epoch { current, given: epoch })];
+        self.wait_for(Waiting { expected, replies: vec![reply], numbered: None, anonymous: Vec::new(), hashed: false });
+    }
+
+    fn send(&self, producer: usize, first: u64, count: u64, hash: Option<ContentHash>) -> oneshot::Receiver<Answer> {
+        let Producer { name, epoch, .. } = &self.producers[producer];
+        send_in_epoch(self.log(), (name, *epoch), first, count, hash)
     }
 
     /// Two tries of one request by two threads at once.
@@ -270,14 +354,17 @@ impl World {
         let (one, numbered) = self.expect(producer, first, count);
         let next_sequence = self.producers[producer].next;
         let two = Ok(Ack { stored: 0, duplicates: count, next_sequence });
-        let name = self.producers[producer].name.clone();
-        self.note(format!("{name} sends {count} from {first} twice at once"));
+        let Producer { name, epoch, .. } = &self.producers[producer];
+        let (name, epoch) = (name.clone(), *epoch);
+        self.note(format!("{} sends {count} from {first} twice at once", stream_name(&name, epoch)));
         let log = self.log();
         let replies = std::thread::scope(|scope| {
-            let tries = [(); 2].map(|()| scope.spawn(|| send(log, &name, first, count)));
+            let send = || send_in_epoch(log, (&name, epoch), first, count, None);
+            let tries = [(); 2].map(|()| scope.spawn(send));
             tries.into_iter().map(|a_try| a_try.join().expect("sending works")).collect()
         });
-        self.wait_for(Waiting { expected: vec![one, two], replies, numbered: Some(numbered), anonymous: Vec::new() });
+        let (expected, numbered) = (vec![one, two], Some(numbered));
+        self.wait_for(Waiting { expected, replies, numbered, anonymous: Vec::new(), hashed: false });
     }
 
     /// Events without a producer.
@@ -289,7 +376,8 @@ impl World {
         let events = numbers.iter().map(|number| event("anonymous", *number)).collect();
         self.anonymous.extend(numbers.iter().map(|number| (*number, false)));
         let reply = submit(self.log(), Source::Anonymous, events);
-        self.wait_for(Waiting { expected: Vec::new(), replies: vec![reply], numbered: None, anonymous: numbers });
+        let (expected, replies) = (Vec::new(), vec![reply]);
+        self.wait_for(Waiting { expected, replies, numbered: None, anonymous: numbers, hashed: false });
     }
 
     fn any_producer(&mut self) -> usize {
@@ -303,15 +391,20 @@ impl World {
     }
 
     fn request(&mut self, producer: usize, first: u64, count: u64) {
-        let name = self.producers[producer].name.clone();
+        let name = self.producers[producer].stream();
         self.note(format!("{name} sends {count} from {first}"));
+        // Now and then up to where hashes stay.
+        let to_interval = HASH_INTERVAL - (first - 1) % HASH_INTERVAL;
+        let count = if to_interval <= 600 && self.random.chance(1, 4) { to_interval } else { count };
         let (expected, numbered) = self.expect(producer, first, count);
-        let reply = send(self.log(), &name, first, count);
+        let hashed = self.random.chance(1, 2);
+        let reply = self.send(producer, first, count, hashed.then(|| hash_at(&name, first + count - 1)));
         self.wait_for(Waiting {
             expected: vec![expected],
             replies: vec![reply],
             numbered: Some(numbered),
             anonymous: Vec::new(),
+            hashed,
         });
     }
 
@@ -336,10 +429,10 @@ impl World {
     pub fn settle(&mut self) {
         self.note("settle".to_owned());
         for waiting in std::mem::take(&mut self.waiting) {
-            let (replies, expectation) = (waiting.replies, (waiting.expected, waiting.numbered, waiting.anonymous));
+            let Waiting { replies, expected, numbered, anonymous, hashed } = waiting;
             let answers =
                 replies.into_iter().map(|reply| Some(reply.blocking_recv().expect("it is answered"))).collect();
-            self.compare(answers, expectation);
+            self.compare(answers, (expected, numbered, anonymous), hashed);
         }
     }
 
@@ -359,7 +452,7 @@ impl World {
                     ack.next_sequence = next;
                 }
             }
-            self.compare(answers, (waiting.expected, waiting.numbered, waiting.anonymous));
+            self.compare(answers, (waiting.expected, waiting.numbered, waiting.anonymous), waiting.hashed);
         }
     }
 
@@ -367,6 +460,7 @@ impl World {
         &mut self,
         answers: Vec<Option<Answer>>,
         (mut expected, numbered, anonymous): (Vec<Answer>, Option<(usize, u64)>, Vec<u64>),
+        hashed: bool,
     ) {
         for answer in answers.into_iter().flatten() {
             if anonymous.is_empty() {
@@ -382,6 +476,9 @@ impl World {
                 if let Some((producer, last)) = numbered {
                     let state = &mut self.producers[producer];
                     state.acknowledged = state.acknowledged.max(last);
+                    if hashed && last % HASH_INTERVAL == 0 && answer.is_ok_and(|ack| ack.stored > 0) {
+                        state.hashed.insert(last);
+                    }
                 }
                 self.anonymous.extend(anonymous.iter().map(|number| (*number, true)));
             }
@@ -466,9 +563,24 @@ impl World {
         let floor = files.floor as usize;
         let allowed = self.hold.load(Ordering::SeqCst);
         assert!(files.floor <= allowed, "retention has deleted up to {floor}, somebody needs what is above {allowed}");
+        for ((producer, epoch), events) in &self.closed {
+            let name = stream_name(&self.producers[*producer].name, *epoch);
+            let stored = files.last_numbers.get(&name).copied().unwrap_or(0);
+            assert_eq!(stored, *events, "{name} has as many events as were acknowledged when it was closed");
+        }
+        for (stream, hashes) in &files.hashes {
+            for (number, hash) in hashes {
+                assert_eq!(hash[..], hash_at(stream, *number), "the hash at {number} of {stream}");
+            }
+        }
         for producer in &mut self.producers {
-            let stored = files.last_numbers.get(&producer.name).copied().unwrap_or(0);
-            let Producer { name, acknowledged, sent, next } = producer;
+            let stream = producer.stream();
+            let stored = files.last_numbers.get(&stream).copied().unwrap_or(0);
+            for number in &producer.hashed {
+                let kept = files.hashes.get(&stream).is_some_and(|hashes| hashes.contains_key(number));
+                assert!(kept, "{stream} has lost its hash at {number}");
+            }
+            let (name, Producer { acknowledged, sent, next, .. }) = (stream, producer);
             assert!(stored >= *acknowledged, "{name}: {acknowledged} are acknowledged, {stored} are stored (LOG-2)");
             assert!(stored <= *sent, "{name}: {sent} were sent, {stored} are stored");
             assert!(!exact || stored == *next - 1, "{name}: {next} should be next, {stored} are stored");
