@@ -1,6 +1,7 @@
-//! Lanes of an events table under everything at once: workers of both forms, sessions that are ended, zombies that wake
-//! up late, a crash of Postgres, the map changed all the time, and writers that commit out of order, roll back and stay
-//! open. Afterwards every event that was committed was applied exactly once, and each key's in order (LANE-1 to LANE-4).
+//! Lanes of an events table under everything at once: workers of both forms and two daemons, sessions that are ended,
+//! daemons that are killed, zombies that wake up late, a crash of Postgres, the map changed all the time, and writers that
+//! commit out of order, roll back and stay open. Afterwards every event that was committed was applied exactly once, and
+//! each key's in order (LANE-1 to LANE-4).
 //!
 //! The seed of a run is printed. `LANE_SEED=…` repeats its plan, `LANE_ROUNDS=100` asks for at least so many changes of
 //! the map, ended sessions and zombies (`make soak-lanes`).
@@ -12,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use e2e::cluster::{Cluster, wait_until};
+use e2e::daemon::Daemon;
 use e2e::random::{Random, environment_number};
 use tokio::sync::RwLock;
 use tokio_postgres::error::SqlState;
@@ -32,19 +34,23 @@ const SETUP: &str = r#"
         "source_events": ["READ"], "lanes": 4,
         "target": {"table": "meters", "primary_key": ["meter"]},
         "fields": {"meter": "TEXT", "n": "BIGINT"}, "derive": {"meter": "event.key"},
-        "aggregates": {"READ": {"n": {"op": "count"}}}}}}');
+        "sql": {"READ": {"row_key": ["meter"], "statement":
+            "SELECT public.apply_event(b.position, b.lane, b.key, (b.payload -> ''nr'')::bigint) FROM (SELECT * FROM batch ORDER BY position) AS b WHERE ''{table}''::regclass = ''public.meters''::regclass"}}}}}');
     CREATE TABLE meters (meter text PRIMARY KEY, n bigint NOT NULL, last bigint NOT NULL, inversions bigint NOT NULL);
-    CREATE TABLE applied (position bigint NOT NULL, lane int NOT NULL, epoch bigint NOT NULL);
-    CREATE FUNCTION apply_next(lane int, epoch bigint, maximum int) RETURNS bigint LANGUAGE plpgsql AS $$
+    CREATE TABLE applied (position bigint NOT NULL, lane int NOT NULL);
+    CREATE FUNCTION apply_event(place bigint, lane int, key text, nr bigint) RETURNS void LANGUAGE sql AS $$
+        INSERT INTO public.applied VALUES (place, lane);
+        INSERT INTO public.meters AS m VALUES (key, 1, nr, 0)
+        ON CONFLICT (meter) DO UPDATE
+        SET n = m.n + 1, last = EXCLUDED.last, inversions = m.inversions + (EXCLUDED.last <= m.last)::int
+    $$;
+    CREATE FUNCTION apply_next(lane int, maximum int) RETURNS bigint LANGUAGE plpgsql AS $$
     DECLARE
         event record;
         done  bigint := 0;
     BEGIN
         FOR event IN SELECT * FROM lanes.read_batch('meters', lane, maximum) LOOP
-            INSERT INTO applied VALUES (event.position, lane, epoch);
-            INSERT INTO meters AS m VALUES (event.event_key, 1, (event.payload -> 'nr')::bigint, 0)
-            ON CONFLICT (meter) DO UPDATE
-            SET n = m.n + 1, last = EXCLUDED.last, inversions = m.inversions + (EXCLUDED.last <= m.last)::int;
+            PERFORM apply_event(event.position, lane, event.event_key, (event.payload -> 'nr')::bigint);
             done := done + 1;
         END LOOP;
         RETURN done;
@@ -83,6 +89,7 @@ struct Counts {
     refused: AtomicU64,
     changes: AtomicU64,
     kills: AtomicU64,
+    daemons_killed: AtomicU64,
     zombies: AtomicU64,
 }
 
@@ -277,7 +284,7 @@ async fn apply(
 ) -> Result<(), Error> {
     // Few, so that lanes stand apart.
     let maximum = random.within(1..=30) as i32;
-    transaction.query_one("SELECT apply_next($1, $2, $3)", &[&lane, &epoch, &maximum]).await?;
+    transaction.query_one("SELECT apply_next($1, $2)", &[&lane, &maximum]).await?;
     if !run.is_calm() && random.chance(1, 100) {
         Counts::add(&run.counts.zombies);
         pause(random, 200..=2000).await;
@@ -322,12 +329,32 @@ async fn reshape(run: Arc<Run>, mut random: Random) {
     }
 }
 
+/// A daemon that works on the table too, and is killed again and again.
+async fn run_daemon(run: Arc<Run>, mut random: Random) {
+    let connection = run.cluster.read().await.connection_string("shop");
+    let mut daemon = Daemon::on_table(&connection, "public.events", "postgres_connections = 2\nlane_batch_size = 30");
+    // Killed sessions and lanes that moved may be told as errors.
+    daemon.expect_errors();
+    tokio::task::block_in_place(|| daemon.start());
+    while !run.is_calm() {
+        pause(&mut random, 500..=3000).await;
+        tokio::task::block_in_place(|| {
+            daemon.kill();
+            daemon.start();
+        });
+        Counts::add(&run.counts.daemons_killed);
+    }
+    while !run.is_over() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// Ends sessions of workers and writers.
 async fn terminate(run: Arc<Run>, mut random: Random) {
     while !run.is_calm() {
         if let Some(client) = run.connect("killer").await {
             let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-                WHERE application_name ~ '^(worker|taker|writer|reshaper)' ORDER BY md5(pid::text || $1) LIMIT 1";
+                WHERE application_name ~ '^(worker|taker|writer|reshaper|ingestd)' ORDER BY md5(pid::text || $1) LIMIT 1";
             while !run.is_calm() && client.query(kill, &[&random.number().to_string()]).await.is_ok() {
                 Counts::add(&run.counts.kills);
                 pause(&mut random, 50..=300).await;
@@ -381,6 +408,9 @@ async fn chaos(seed: u64, rounds: u64, without: Without) -> (i64, i64, i64) {
         tasks.spawn(own_lanes(Arc::clone(&run), format!("worker-{worker}"), random.fork()));
         tasks.spawn(take_batches(Arc::clone(&run), format!("taker-{worker}"), random.fork()));
     }
+    for _ in 0..2 {
+        tasks.spawn(run_daemon(Arc::clone(&run), random.fork()));
+    }
     tasks.spawn(tick(Arc::clone(&run)));
     tasks.spawn(reshape(Arc::clone(&run), random.fork()));
     tasks.spawn(terminate(Arc::clone(&run), random.fork()));
@@ -423,13 +453,14 @@ async fn chaos(seed: u64, rounds: u64, without: Without) -> (i64, i64, i64) {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     println!(
         "{} events appended, {} transactions rolled back, {} batches, {} refused; {} changes of the map, {} sessions \
-         ended, {} zombies, {crashes} crashes",
+         ended, {} daemons killed, {} zombies, {crashes} crashes",
         get(&counts.appended),
         get(&counts.rolled_back),
         get(&counts.batches),
         get(&counts.refused),
         get(&counts.changes),
         get(&counts.kills),
+        get(&counts.daemons_killed),
         get(&counts.zombies),
     );
     let faults = audit(&client).await;
@@ -442,7 +473,7 @@ fn plan(default_seed: u64) -> (u64, u64) {
     (seed, environment_number("LANE_ROUNDS").unwrap_or(12))
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn each_event_is_applied_once_and_in_order_whatever_happens() {
     let (seed, rounds) = plan(1);
     assert_eq!(chaos(seed, rounds, Without::Nothing).await, (0, 0, 0));
@@ -460,12 +491,12 @@ async fn is_caught(default_seed: u64, without: Without) -> bool {
     false
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn without_the_fence_the_audit_finds_faults() {
     assert!(is_caught(2, Without::Fence).await);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn without_the_alignment_the_audit_finds_faults() {
     assert!(is_caught(30, Without::Alignment).await);
 }
