@@ -3,7 +3,7 @@
 #   make build         the extension's library and SQL script
 #   make install       puts them and the older versions' scripts where the server looks for them (root, or sudo -n);
 #                      DESTDIR is honoured
-#   make installcheck  golden SQL tests of the installed extension
+#   make installcheck  golden SQL tests of the installed extension, and specs of several sessions
 #   make test          installs what is missing, builds, and runs all tests
 #   make soak-log      long forms of the proofs of the log, with fresh seeds; LOG_ROUNDS (default 200) says how long; LOG_FILE
 #                      names a .gz of events that is imported while the daemon is killed LOG_KILLS (20) times

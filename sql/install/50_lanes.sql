@@ -181,11 +181,13 @@ BEGIN
             ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = 'cannot tell that this session is the worker''s own',
             DETAIL = 'The connection did not bring an application_name, as connections of a transaction pooler do not; there, a lane''s lock would stay with a session that is somebody else''s next.',
-            HINT = 'Behind a transaction pooler, use lanes.claim_batch. On a connection of your own, put application_name into the connection string.';
+            HINT = 'Behind a transaction pooler, use lanes.claim_batch. On a connection of your own, put application_name into the connection string, and RESET it if it was SET since.';
     END IF;
 
     -- Whose lane retires with the change learns of it by an error in begin_batch, which takes the change back.
-    PERFORM lanes.finish_reshaping(claim.projection);
+    IF COALESCE(pg_catalog.current_setting('pg_lanes.batch', true), '') = '' THEN
+        PERFORM lanes.finish_reshaping(claim.projection);
+    END IF;
     FOR candidate IN
         SELECT c.*
         FROM lanes.checkpoint AS c

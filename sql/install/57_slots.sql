@@ -130,7 +130,7 @@ BEGIN
         WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = ANY (waiting.involved)
         ORDER BY c.lane FOR UPDATE NOWAIT;
         SELECT r.* INTO waiting FROM lanes.reshaping AS r
-        WHERE r.projection = defined.name AND r.version = defined.version FOR UPDATE NOWAIT;
+        WHERE r.projection = defined.name AND r.version = defined.version;
         IF NOT FOUND OR NOT lanes.all_stand(waiting) THEN
             RETURN false;
         END IF;

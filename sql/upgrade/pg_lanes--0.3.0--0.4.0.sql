@@ -449,11 +449,13 @@ BEGIN
             ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = 'cannot tell that this session is the worker''s own',
             DETAIL = 'The connection did not bring an application_name, as connections of a transaction pooler do not; there, a lane''s lock would stay with a session that is somebody else''s next.',
-            HINT = 'Behind a transaction pooler, use lanes.claim_batch. On a connection of your own, put application_name into the connection string.';
+            HINT = 'Behind a transaction pooler, use lanes.claim_batch. On a connection of your own, put application_name into the connection string, and RESET it if it was SET since.';
     END IF;
 
     -- Whose lane retires with the change learns of it by an error in begin_batch, which takes the change back.
-    PERFORM lanes.finish_reshaping(claim.projection);
+    IF COALESCE(pg_catalog.current_setting('pg_lanes.batch', true), '') = '' THEN
+        PERFORM lanes.finish_reshaping(claim.projection);
+    END IF;
     FOR candidate IN
         SELECT c.*
         FROM lanes.checkpoint AS c
@@ -1061,7 +1063,7 @@ BEGIN
         WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = ANY (waiting.involved)
         ORDER BY c.lane FOR UPDATE NOWAIT;
         SELECT r.* INTO waiting FROM lanes.reshaping AS r
-        WHERE r.projection = defined.name AND r.version = defined.version FOR UPDATE NOWAIT;
+        WHERE r.projection = defined.name AND r.version = defined.version;
         IF NOT FOUND OR NOT lanes.all_stand(waiting) THEN
             RETURN false;
         END IF;

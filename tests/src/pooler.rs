@@ -61,6 +61,12 @@ impl Pooler {
         pooler
     }
 
+    /// Kills it, and starts another in its place.
+    pub fn restart(self, cluster: &Cluster, database: &str, connections: u32) -> Pooler {
+        drop(self);
+        Pooler::start(cluster, database, connections)
+    }
+
     /// A connection string for libpq.
     pub fn connection_string(&self, database: &str) -> String {
         format!("host='{}' port={PORT} user=postgres dbname='{database}'", self.socket)

@@ -15,6 +15,7 @@ use crate::cluster::{Cluster, project, script};
 use crate::random::Random;
 
 const DOCS: &str = include_str!("../../docs/LANES.md");
+const SQL_README: &str = include_str!("../../sql/README.md");
 
 /// The code block of `docs/LANES.md` whose first line names it.
 ///
@@ -29,6 +30,17 @@ pub fn block(name: &str) -> &'static str {
     let code = found.next().unwrap_or_else(|| panic!("docs/LANES.md has no block {name}"));
     assert!(found.next().is_none(), "docs/LANES.md has two blocks {name}");
     code
+}
+
+/// The grants that `sql/README.md` names for a role `worker`.
+///
+/// # Panics
+/// If it names none.
+pub fn worker_grants() -> &'static str {
+    let (_, code) = SQL_README.split_once("```sql\n").expect("it has a block of SQL");
+    let (grants, _) = code.split_once("```").expect("the block ends");
+    assert!(grants.contains("lanes.claim_batch") && grants.contains("TO worker"), "{grants}");
+    grants
 }
 
 /// Sets the example up in a database, with the trigger that watches the order.

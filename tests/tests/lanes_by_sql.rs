@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use e2e::cluster::{Cluster, wait_until};
 use e2e::random::Random;
-use e2e::readings::{APPLIED, PythonWorker, Readings, block, set_up, write};
+use e2e::readings::{APPLIED, PythonWorker, Readings, block, set_up, worker_grants, write};
 
 const WRITERS: u64 = 4;
 
@@ -148,6 +148,37 @@ async fn the_sql_of_the_docs_applies_every_event_once_and_in_order() {
     assert_eq!(wait("10 ms"), "f");
     call();
     assert_eq!(wait("1 min"), "t");
+}
+
+/// A worker with the grants that the docs name, and no more, ticks, applies, and changes the map when that is due; and so
+/// does a role wait.
+#[test]
+fn the_grants_of_the_docs_are_enough() {
+    let cluster = Cluster::start();
+    set_up(&cluster, "app");
+    cluster.psql("app", block("apply_meters.sql"));
+    cluster.psql("app", "CREATE ROLE worker LOGIN; CREATE ROLE app LOGIN");
+    cluster.psql("app", worker_grants());
+    cluster
+        .psql("app", "GRANT SELECT ON readings TO worker; GRANT SELECT, INSERT, UPDATE ON meters, disorder TO worker");
+    cluster.psql("app", block("wait.sql"));
+    let run_as = |user: &str, sql: &str| {
+        let mut psql = cluster.program("psql", "app");
+        let output = psql.env("PGUSER", user).args(["-X", "-q", "-A", "-t", "-c", sql]).output().unwrap();
+        assert!(output.status.success(), "{user}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    };
+    let mut committed = Readings::default();
+    append(&cluster, &mut committed, "meter", 50, "now()");
+    run_as("worker", "SELECT lanes.tick('readings')");
+    cluster.psql("app", block("session.sql"));
+    assert_eq!(cluster.psql("app", "SELECT lanes.resize('meters', 3)"), "f");
+    run_as("worker", "CALL apply_meters()");
+    assert_eq!(cluster.psql("app", "SELECT count(*) FROM lanes.status"), "3");
+    let lane = run_as("worker", "SELECT lane FROM lanes.claim('meters', 'w')");
+    assert_eq!(lane.lines().count(), 1);
+    assert_eq!(run_as("app", "SELECT lanes.wait_for('meters', 'meter-7', 7, '1 min')"), "t");
+    committed.assert_applied(&cluster, "app");
 }
 
 /// Appends one reading each of `meters` new meters.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use e2e::cluster::{Cluster, wait_until};
 use e2e::pooler::Pooler;
 use e2e::readings::{APPLIED, PythonWorker, Readings, set_up};
+use tokio_postgres::error::SqlState;
 
 const METERS: u64 = 200;
 const EVENTS: u64 = 20_000;
@@ -134,14 +135,16 @@ fn the_session_form_is_refused_and_leaves_nothing_behind() {
     assert!(!second.status.success() && error.contains("40001") && error.contains("lanes.claim_batch"), "{error}");
 }
 
-/// The example's worker, as many processes behind the pooler as it has server connections, killed one after the other.
+/// The example's worker, twice as many processes as the pooler has connections, killed one after the other, while the number
+/// of lanes changes and the pooler itself is killed.
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_of_the_transaction_form_may_be_killed_at_any_time() {
     let cluster = Cluster::start();
     set_up(&cluster, "c19");
-    let pooler = Pooler::start(&cluster, "c19", 4);
+    let mut pooler = Pooler::start(&cluster, "c19", 4);
     let client = cluster.connect("c19").await;
     let string = pooler.connection_string("c19");
+    let mut resizes = 0;
 
     let mut readings = Readings::default();
     for number in 0..EVENTS {
@@ -166,8 +169,19 @@ async fn workers_of_the_transaction_form_may_be_killed_at_any_time() {
         if round == 4 {
             append(EVENTS / 2, EVENTS);
         }
+        if round == 6 {
+            pooler = pooler.restart(&cluster, "c19", 4);
+        }
+        // One at a time: the one before may still wait.
+        let resize = format!("SELECT lanes.resize('meters', {})", [8, 3, 5, 16, 2, 7, 4, 12, 6][round]);
+        match client.execute(&resize, &[]).await {
+            Ok(_) => resizes += 1,
+            Err(error) => assert_eq!(error.code(), Some(&SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE), "{error}"),
+        }
     }
     wait_until(&client, &format!("{APPLIED} >= {EVENTS}")).await;
+    wait_until(&client, "NOT EXISTS (SELECT FROM lanes.reshaping)").await;
+    assert!(resizes > 1, "{resizes}");
     drop(workers);
     readings.assert_applied(&cluster, "c19");
     assert_eq!(

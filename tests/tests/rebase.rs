@@ -131,7 +131,7 @@ impl Plan {
 fn drain(cluster: &Cluster) {
     cluster.psql("app", "SELECT lanes.tick('readings')");
     let behind = "SELECT projection, lane FROM lanes.status WHERE lag > 0 OR state = 'waiting_at_stop'";
-    loop {
+    for _ in 0..1000 {
         let lanes = cluster.psql("app", behind);
         if lanes.is_empty() {
             return;
@@ -141,6 +141,7 @@ fn drain(cluster: &Cluster) {
             cluster.psql("app", &format!("CALL advance('{projection}', {lane}, 7)"));
         }
     }
+    panic!("these lanes do not come to the end: {}", cluster.psql("app", "SELECT * FROM lanes.status WHERE lag > 0"));
 }
 
 /// Fails unless each projection has applied or parked each event once, and each key's in the order of their numbers.

@@ -79,6 +79,9 @@ CREATE TABLE reading (position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, 
 SELECT * FROM failure($$ SELECT lanes.tick('reading') $$) \gx
 SELECT * FROM failure($$ SELECT lanes.tick(NULL) $$) \gx
 SELECT lanes.register_log('reading') AS log \gset
+SELECT * FROM lanes.define('{"projections": {"readings": {"source_events": ["READ"], "lanes": 2,
+    "target": {"table": "readings", "primary_key": ["id"]}, "fields": {"id": "TEXT", "n": "BIGINT"}, "derive": {"id": "event.key"},
+    "aggregates": {"READ": {"n": {"op": "count"}}}}}}', :'log');
 SELECT lanes.tick('reading') AS nothing_yet;
 INSERT INTO reading (type, key) SELECT 'READ', 'k' || i % 5 FROM generate_series(1, 10) AS i;
 SELECT lanes.tick('reading') AS first, lanes.tick('reading') AS nothing_new;
@@ -98,9 +101,6 @@ SELECT log_id = :'log' AS log, events_table, process_id = pg_backend_pid() AS pr
 ROLLBACK;
 
 -- Batches: k1 and k3 belong to lane 1. An event of another type is passed over.
-SELECT * FROM lanes.define('{"projections": {"readings": {"source_events": ["READ"], "lanes": 2,
-    "target": {"table": "readings", "primary_key": ["id"]}, "fields": {"id": "TEXT", "n": "BIGINT"}, "derive": {"id": "event.key"},
-    "aggregates": {"READ": {"n": {"op": "count"}}}}}}', :'log');
 SELECT k, lanes.lane_for('readings', k) AS lane FROM unnest('{k0,k1,k2,k3,k4}'::text[]) AS k;
 SELECT * FROM failure($$ SELECT lanes.read_batch('readings', 0) $$) \gx
 BEGIN;
@@ -240,5 +240,11 @@ SELECT * FROM lanes.claim_batch('readings', 'w');
 SELECT lanes.tick('reading') AS newest;
 
 DELETE FROM lanes.projection WHERE name = 'readings';
+-- Nobody reads: ticks do not pile up.
+INSERT INTO reading (type, key) VALUES ('READ', 'k0');
+SELECT lanes.tick('reading');
+INSERT INTO reading (type, key) VALUES ('READ', 'k0');
+SELECT lanes.tick('reading');
+SELECT tick, events, last_position FROM lanes.tick ORDER BY tick;
 DELETE FROM lanes.log USING lanes.events_table AS e WHERE log.log_id = e.log_id;
 DROP SCHEMA events CASCADE;
