@@ -323,7 +323,7 @@ AS $$
 DECLARE
     -- How long a worker may leave the transaction idle, and with it the lane locked.
     longest_idle CONSTANT text := '60s';
-    idle    interval := pg_catalog.current_setting('idle_in_transaction_session_timeout');
+    idle    interval := pg_catalog.current_setting('idle_in_transaction_session_timeout')::interval;
     running text := NULLIF(pg_catalog.current_setting('pg_lanes.batch', true), '');
     batch   text := pg_catalog.format('%s in epoch %s',
         @extschema@.checkpoint_name(open_batch.projection, open_batch.lane.lane), open_batch.lane.epoch);
@@ -485,7 +485,7 @@ BEGIN
             HINT = 'Call lanes.begin_batch first, write the rows, then call lanes.commit_batch in the same transaction.';
     END IF;
     IF commit_batch."position" IS NULL THEN
-        scanned := NULLIF(pg_catalog.current_setting('pg_lanes.scanned', true), '');
+        scanned := NULLIF(pg_catalog.current_setting('pg_lanes.scanned', true), '')::jsonb;
         IF scanned IS NULL THEN
             RAISE EXCEPTION USING
                 ERRCODE = 'null_value_not_allowed',
@@ -493,8 +493,8 @@ BEGIN
                 DETAIL = 'Nothing was read with lanes.read_batch in this transaction, which would tell how far the batch goes.',
                 HINT = 'Pass the position of the last event that the batch accounts for, or read the events with lanes.read_batch.';
         END IF;
-        commit_batch.tick := scanned -> 'tick';
-        commit_batch."position" := scanned -> 'position';
+        commit_batch.tick := (scanned -> 'tick')::bigint;
+        commit_batch."position" := (scanned -> 'position')::bigint;
         commit_batch.skipped_null_key := commit_batch.skipped_null_key + (scanned -> 'skipped_null_key')::bigint;
         commit_batch.events := (scanned -> 'events')::bigint;
         commit_batch.event_time := COALESCE(commit_batch.event_time, (scanned ->> 'event_time')::timestamptz);

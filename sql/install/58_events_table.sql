@@ -220,7 +220,7 @@ BEGIN
             LEAST(pg_catalog.pg_snapshot_xmin(now_visible), pg_catalog.pg_current_xact_id()),
             pg_catalog.pg_snapshot_xmax(now_visible),
             (SELECT pg_catalog.string_agg(x.id::text, ',' ORDER BY x.id)
-             FROM (SELECT pg_catalog.pg_snapshot_xip(now_visible) UNION SELECT pg_catalog.pg_current_xact_id()) AS x (id)));
+             FROM (SELECT pg_catalog.pg_snapshot_xip(now_visible) UNION SELECT pg_catalog.pg_current_xact_id()) AS x (id)))::pg_snapshot;
     END IF;
     EXECUTE pg_catalog.format('SELECT pg_catalog.count(*), pg_catalog.max(%I) FROM %s WHERE %s',
         log.position_column, log.events_table, lanes.between_ticks(log))
@@ -296,7 +296,7 @@ DECLARE
     defined   lanes.projection := lanes.find_projection(read_batch.projection);
     log       lanes.events_table;
     this_lane lanes.checkpoint;
-    scanned   jsonb := NULLIF(pg_catalog.current_setting('pg_lanes.scanned', true), '');
+    scanned   jsonb := NULLIF(pg_catalog.current_setting('pg_lanes.scanned', true), '')::jsonb;
     now_tick  bigint;
     now_position bigint;
     this_tick lanes.tick;

@@ -590,7 +590,7 @@ AS $$
 DECLARE
     -- How long a worker may leave the transaction idle, and with it the lane locked.
     longest_idle CONSTANT text := '60s';
-    idle    interval := pg_catalog.current_setting('idle_in_transaction_session_timeout');
+    idle    interval := pg_catalog.current_setting('idle_in_transaction_session_timeout')::interval;
     running text := NULLIF(pg_catalog.current_setting('pg_lanes.batch', true), '');
     batch   text := pg_catalog.format('%s in epoch %s',
         @extschema@.checkpoint_name(open_batch.projection, open_batch.lane.lane), open_batch.lane.epoch);
@@ -752,7 +752,7 @@ BEGIN
             HINT = 'Call lanes.begin_batch first, write the rows, then call lanes.commit_batch in the same transaction.';
     END IF;
     IF commit_batch."position" IS NULL THEN
-        scanned := NULLIF(pg_catalog.current_setting('pg_lanes.scanned', true), '');
+        scanned := NULLIF(pg_catalog.current_setting('pg_lanes.scanned', true), '')::jsonb;
         IF scanned IS NULL THEN
             RAISE EXCEPTION USING
                 ERRCODE = 'null_value_not_allowed',
@@ -760,8 +760,8 @@ BEGIN
                 DETAIL = 'Nothing was read with lanes.read_batch in this transaction, which would tell how far the batch goes.',
                 HINT = 'Pass the position of the last event that the batch accounts for, or read the events with lanes.read_batch.';
         END IF;
-        commit_batch.tick := scanned -> 'tick';
-        commit_batch."position" := scanned -> 'position';
+        commit_batch.tick := (scanned -> 'tick')::bigint;
+        commit_batch."position" := (scanned -> 'position')::bigint;
         commit_batch.skipped_null_key := commit_batch.skipped_null_key + (scanned -> 'skipped_null_key')::bigint;
         commit_batch.events := (scanned -> 'events')::bigint;
         commit_batch.event_time := COALESCE(commit_batch.event_time, (scanned ->> 'event_time')::timestamptz);
@@ -1546,7 +1546,7 @@ BEGIN
             LEAST(pg_catalog.pg_snapshot_xmin(now_visible), pg_catalog.pg_current_xact_id()),
             pg_catalog.pg_snapshot_xmax(now_visible),
             (SELECT pg_catalog.string_agg(x.id::text, ',' ORDER BY x.id)
-             FROM (SELECT pg_catalog.pg_snapshot_xip(now_visible) UNION SELECT pg_catalog.pg_current_xact_id()) AS x (id)));
+             FROM (SELECT pg_catalog.pg_snapshot_xip(now_visible) UNION SELECT pg_catalog.pg_current_xact_id()) AS x (id)))::pg_snapshot;
     END IF;
     EXECUTE pg_catalog.format('SELECT pg_catalog.count(*), pg_catalog.max(%I) FROM %s WHERE %s',
         log.position_column, log.events_table, lanes.between_ticks(log))
@@ -1622,7 +1622,7 @@ DECLARE
     defined   lanes.projection := lanes.find_projection(read_batch.projection);
     log       lanes.events_table;
     this_lane lanes.checkpoint;
-    scanned   jsonb := NULLIF(pg_catalog.current_setting('pg_lanes.scanned', true), '');
+    scanned   jsonb := NULLIF(pg_catalog.current_setting('pg_lanes.scanned', true), '')::jsonb;
     now_tick  bigint;
     now_position bigint;
     this_tick lanes.tick;
