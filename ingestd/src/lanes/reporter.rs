@@ -80,11 +80,20 @@ impl Reporter {
                 _ = stop.wait_for(|stop| *stop) => break,
             }
         }
-        // So that a copy of the log from before this moment is known for what it is.
         if let (Some(client), Some(own), Some(log_id)) = (client, &self.own, self.source.log_id())
-            && let Err(error) = self.report(&client, log_id, own, self.source.horizon().position).await
+            && let Err(error) = self.last_report(&client, log_id, own).await
         {
             tracing::debug!("the last report did not go out: {}", describe(&error));
+        }
+    }
+
+    /// Reports where the log is when the daemon stops, so that a copy from before this moment is known for what it is;
+    /// not of a log that is such a copy itself.
+    async fn last_report(&self, client: &Client, log_id: Uuid, own: &OwnLog) -> Result<(), Error> {
+        let horizon = self.source.horizon().position;
+        match Reporter::other_log(client, log_id, own, horizon).await? {
+            Some(_) => Ok(()),
+            None => self.report(client, log_id, own, horizon).await,
         }
     }
 
