@@ -319,10 +319,14 @@ fn after_a_start_a_kill_and_a_join_all_lanes_are_owned_evenly_and_at_rest() {
         WHERE EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = w.process_id)",
         )
     };
-    let (mut claimed, mut quiet, mut told) = (epochs(), 0, beats());
+    let looks = || -> i64 {
+        let sql = "SELECT seq_scan + idx_scan FROM pg_stat_all_tables WHERE relid = 'lanes.parked_key'::regclass";
+        cluster.psql("app", sql).parse().unwrap()
+    };
+    let (mut claimed, mut quiet, mut told, mut looked) = (epochs(), 0, beats(), looks());
     wait_until("the lanes are at rest", || {
         if epochs() != claimed {
-            (claimed, quiet, told) = (epochs(), 0, beats());
+            (claimed, quiet, told, looked) = (epochs(), 0, beats(), looks());
         }
         let now = beats();
         if now.split(' ').zip(told.split(' ')).all(|(now, told)| now != told) {
@@ -331,4 +335,7 @@ fn after_a_start_a_kill_and_a_join_all_lanes_are_owned_evenly_and_at_rest() {
         quiet >= 3
     });
     assert!(even(&shares(&cluster, 64), 4));
+    // Nor does a lane without parked keys ask for them again and again: once after each claim, which is long ago.
+    let looked = looks() - looked;
+    assert!(looked <= 64, "{looked} looks for parked keys while 64 lanes had nothing to do");
 }

@@ -152,7 +152,7 @@ impl Session<'_> {
             let next = wait.map(|wait| now + Duration::from_millis(wait.max(0) as u64));
             parked.insert((slot.max(0) as u32, key), next);
         }
-        lane.parked = parked;
+        (lane.parked, lane.parked_unread) = (parked, false);
         self.shared.board.set_parked(&lane.id, lane.parked.len());
         Ok(())
     }
