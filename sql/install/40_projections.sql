@@ -71,6 +71,19 @@ BEGIN
                 HINT = 'Give each projection a table of its own.';
         END IF;
 
+        -- What orders the values of such a column is kept beside it, and is the position alone.
+        IF checked.bucketed AND EXISTS (SELECT FROM lanes.events_table AS e WHERE e.log_id = this_log)
+            AND (pg_catalog.jsonb_path_exists(checked.definition, '$.aggregates.*.*.op ? (@ == "set" || @ == "set_once")')
+                OR EXISTS (SELECT FROM pg_catalog.jsonb_object_keys(checked.definition -> 'derive') AS derived (name)
+                           WHERE derived.name <> ALL (checked.primary_key)))
+        THEN
+            RAISE EXCEPTION USING
+                ERRCODE = 'feature_not_supported',
+                MESSAGE = pg_catalog.format('projection "%s" sets columns in rows of lanes, and reads an events table', checked.name),
+                DETAIL = 'The events of an events table are ordered by tick and position, of which such rows keep the position alone.',
+                HINT = 'Use count, add, min or max, or a primary key that contains the lane key and no lane().';
+        END IF;
+
         -- Another session's uncommitted row of this name is waited for.
         INSERT INTO lanes.projection (name, version, log_id, definition, lanes, slots, target_table, slot_lanes)
         VALUES (checked.name, 1, this_log, checked.definition, checked.lanes, checked.slots, target,

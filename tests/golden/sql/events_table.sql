@@ -246,5 +246,14 @@ SELECT lanes.tick('reading');
 INSERT INTO reading (type, key) VALUES ('READ', 'k0');
 SELECT lanes.tick('reading');
 SELECT tick, events, last_position FROM lanes.tick ORDER BY tick;
+-- Columns that are set, in rows of lanes: what orders their values would need the tick too. What commutes is taken.
+SELECT f.* FROM lanes.events_table AS e, failure(format('SELECT lanes.define(%L, %L)', document('latest', '{"target": {"table": "latest", "primary_key": ["kind", "lane"]},
+    "fields": {"kind": "TEXT", "lane": "INT", "state": "TEXT"}, "derive": {"kind": "event.type", "lane": "lane()", "state": "event.state"}, "aggregates": {}}'),
+    e.log_id)) AS f LIMIT 1 \gx
+BEGIN;
+SELECT d.* FROM lanes.events_table AS e, lanes.define(document('latest', '{"target": {"table": "latest", "primary_key": ["kind", "lane"]},
+    "fields": {"kind": "TEXT", "lane": "INT", "n": "BIGINT"}, "derive": {"kind": "event.type", "lane": "lane()"},
+    "aggregates": {"ORDER_PLACED": {"n": {"op": "count"}}}}'), e.log_id) AS d;
+ROLLBACK;
 DELETE FROM lanes.log USING lanes.events_table AS e WHERE log.log_id = e.log_id;
 DROP SCHEMA events CASCADE;
