@@ -126,12 +126,9 @@ fn take_overs(rounds: usize) {
     apply(&stays, MANY);
     let mut times = Vec::new();
     for _ in 0..rounds {
-        let shared = format!(
-            "(SELECT count(*) = 4 AND min(n) >= {} FROM (
-                 SELECT count(*) AS n FROM lanes.status WHERE state = 'running' GROUP BY owner) AS s)",
-            MANY / 4 - 1
-        );
-        wait_until(&cluster, &shared);
+        let shared = "(SELECT count(*) = 4 AND min(n) >= 4 FROM (
+             SELECT count(*) AS n FROM lanes.status WHERE state = 'running' GROUP BY owner) AS s)";
+        wait_until(&cluster, shared);
         let start = Instant::now();
         dies.kill();
         wait_until(
