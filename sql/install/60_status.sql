@@ -15,17 +15,22 @@ WITH held AS MATERIALIZED (
 ), owned AS (
     SELECT n.*,
         -- Whether somebody owns the lane is asked of the lock, never of the stored columns: after a crash or a restore
-        -- these still name an owner. Only a lane that was taken in spite of a lock is known by its owner's signs of life.
+        -- these still name an owner. Only a lane that was taken in spite of a lock is known by its owner's session and
+        -- signs of life.
         EXISTS (
             SELECT FROM held AS h
             WHERE h.pid = n.owner_process_id
               AND h.classid = ((lanes.lock_key(n.versioned_name, n.lane) >> 32) & 4294967295::bigint)::oid
               AND h.objid = (lanes.lock_key(n.versioned_name, n.lane) & 4294967295::bigint)::oid
-        ) OR (n.taken_over AND n.owner IS NOT NULL AND n.claimed_at + n.lease > pg_catalog.clock_timestamp())
-        OR (n.taken_over AND n.moved_at + n.lease > pg_catalog.clock_timestamp()) AS is_owned,
+        ) OR (n.taken_over AND GREATEST(n.claimed_at, n.moved_at, w.heartbeat_at) + n.lease > pg_catalog.clock_timestamp()
+            AND EXISTS (
+                SELECT FROM pg_catalog.pg_stat_activity AS a
+                WHERE a.pid = n.owner_process_id AND COALESCE(a.backend_start, n.owner_started_at) = n.owner_started_at))
+            AS is_owned,
         w.heartbeat_at
     FROM lane AS n
-    LEFT JOIN lanes.worker AS w ON (w.worker, w.log_id, w.process_id) = (n.owner, n.log_id, n.owner_process_id)
+    LEFT JOIN lanes.worker AS w
+        ON (w.worker, w.log_id, w.process_id, w.started_at) = (n.owner, n.log_id, n.owner_process_id, n.owner_started_at)
 ), head AS (
     -- What of an events table no tick shows yet counts as lag from the next tick on.
     SELECT l.*, t.tick, t.events,
