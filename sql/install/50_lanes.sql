@@ -563,6 +563,7 @@ BEGIN
         skipped_null_key = c.skipped_null_key + commit_batch.skipped_null_key,
         event_time = COALESCE(commit_batch.event_time, c.event_time),
         events = c.events + GREATEST(commit_batch.events, 0),
+        work_ms = c.work_ms + EXTRACT(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.transaction_timestamp()) * 1000,
         moved_at = pg_catalog.clock_timestamp(),
         stopped_at = NULL,
         stopped_reason = NULL,
@@ -604,10 +605,37 @@ BEGIN
             HINT = 'Say why the lane cannot go on: it is what people see in lanes.status.';
     END IF;
     UPDATE lanes.checkpoint AS c
-    SET stopped_at = pg_catalog.clock_timestamp(), stopped_reason = stop_lane.reason
+    SET stopped_at = pg_catalog.clock_timestamp(), stopped_reason = stop_lane.reason, stopped_state = 'stopped'
     WHERE c.projection = locked.projection AND c.version = locked.version AND c.lane = locked.lane;
 END
 $$;
 COMMENT ON FUNCTION lanes.stop_lane(text, int, bigint, text) IS
     'Records why a lane''s owner cannot go on, for lanes.status; the next batch or claim clears it';
 REVOKE ALL ON FUNCTION lanes.stop_lane(text, int, bigint, text) FROM PUBLIC;
+
+CREATE FUNCTION lanes.hold_lane(projection text, lane int, epoch bigint, state text, reason text) RETURNS void
+    VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    locked lanes.checkpoint := lanes.lock_lane(hold_lane.projection, hold_lane.lane, hold_lane.epoch);
+BEGIN
+    IF hold_lane.state IS NULL OR hold_lane.state NOT IN ('backing_off', 'paused') THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = pg_catalog.format('state must be backing_off or paused, not %s', COALESCE(hold_lane.state, 'null')),
+            HINT = 'For a lane that does not go on by itself there is lanes.stop_lane.';
+    END IF;
+    IF COALESCE(hold_lane.reason, '') = '' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'reason must not be empty',
+            HINT = 'Say what the lane waits for: it is what people see in lanes.status.';
+    END IF;
+    UPDATE lanes.checkpoint AS c
+    SET stopped_at = pg_catalog.clock_timestamp(), stopped_reason = hold_lane.reason, stopped_state = hold_lane.state
+    WHERE c.projection = locked.projection AND c.version = locked.version AND c.lane = locked.lane;
+END
+$$;
+COMMENT ON FUNCTION lanes.hold_lane(text, int, bigint, text, text) IS
+    'Records what a lane''s owner waits for before it goes on by itself: backing_off before the next try, or paused for others. The next batch or claim clears it';
+REVOKE ALL ON FUNCTION lanes.hold_lane(text, int, bigint, text, text) FROM PUBLIC;

@@ -58,7 +58,7 @@ SELECT
     CASE
         WHEN (s.tick, s."position") = (s.stop_tick, s.stop_position) THEN 'waiting_at_stop'
         WHEN NOT s.is_owned THEN 'unowned'
-        WHEN s.stopped_at IS NOT NULL THEN 'stopped'
+        WHEN s.stopped_at IS NOT NULL THEN s.stopped_state
         ELSE 'running'
     END AS state,
     CASE
@@ -115,7 +115,7 @@ COMMENT ON COLUMN lanes.status.projection IS 'Name of the projection';
 COMMENT ON COLUMN lanes.status.version IS 'Version of the projection';
 COMMENT ON COLUMN lanes.status.lane IS 'Number of the lane, from 0';
 COMMENT ON COLUMN lanes.status.checkpoint IS 'Name of the lane''s checkpoint';
-COMMENT ON COLUMN lanes.status.state IS 'running, stopped (owned, but it cannot go on), waiting_at_stop (for other lanes, so that the map can change) or unowned';
+COMMENT ON COLUMN lanes.status.state IS 'running, backing_off (its last batch failed, and it tries again), paused (it gives way to projections that come first), stopped (owned, but it cannot go on), waiting_at_stop (for other lanes, so that the map can change) or unowned';
 COMMENT ON COLUMN lanes.status.reason IS 'Why the lane is not running; null if it is';
 COMMENT ON COLUMN lanes.status.owner IS 'Worker that owns the lane now; null if none does';
 COMMENT ON COLUMN lanes.status.owner_process_id IS 'Server process of that worker''s session; null if none owns it';
