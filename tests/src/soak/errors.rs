@@ -19,11 +19,69 @@ struct Explained {
     source: Source,
     /// All of these are in the line.
     texts: &'static [&'static str],
-    /// One of these kinds of faults explains it; none: the load does.
+    /// One of these kinds of faults explains it; if there is none here, the load does.
     faults: &'static [&'static str],
 }
 
-const EXPLAINED: &[Explained] = &[];
+const fn explained(source: Source, texts: &'static [&'static str], faults: &'static [&'static str]) -> Explained {
+    Explained { source, texts, faults }
+}
+
+const SERVER: [&str; 3] = ["Postgres stopped", "Postgres crashed", "Postgres killed"];
+
+const EXPLAINED: &[Explained] = &[
+    // Whoever connects while the server stops, starts or recovers.
+    explained(Source::Postgres, &[" 57P03 FATAL:  the database system is "], &SERVER),
+    explained(
+        Source::Postgres,
+        &[" 57P01 FATAL:  terminating connection due to administrator command"],
+        &["sessions ended", "Postgres stopped"],
+    ),
+    explained(
+        Source::Postgres,
+        &[" 57P01 FATAL:  terminating connection due to unexpected postmaster exit"],
+        &["Postgres killed"],
+    ),
+    // A process that was stopped inside a batch, longer than the database allows.
+    explained(Source::Postgres, &["ingestd", " 25P03 FATAL:  "], &["daemon paused"]),
+    explained(Source::Postgres, &["[unknown]", " 25P03 FATAL:  "], &["worker paused"]),
+    // The session of a process that was killed noticed it while it sent an answer.
+    explained(
+        Source::Postgres,
+        &[" 08006 FATAL:  connection to client lost"],
+        &["daemon killed", "shard count changed", "worker killed", "PgBouncer restarted", "disk full"],
+    ),
+    // A batch of a lane that another worker had taken meanwhile, since the session that owned it had gone: the fence.
+    explained(
+        Source::Postgres,
+        &["ingestd worker", " 40001 ERROR:  lane ", " is in epoch "],
+        &["sessions ended", "daemon paused", "Postgres stopped", "Postgres crashed", "Postgres killed"],
+    ),
+    // Poison: its events are found by trying them, so an event is refused several times.
+    explained(Source::Postgres, &["ingestd worker", " 23514 ERROR:  ", "\"ledger_", "constraint \"small\""], &[]),
+    // A change of a map while the one before still waits.
+    explained(Source::Postgres, &["psql", " 55000 ERROR:  a change of the map of projection "], &["map changed"]),
+    explained(Source::Daemon, &["store shard ", " cannot be written: database or disk is full"], &["disk full"]),
+    // A worker's connection to the pooler, or the pooler's to the server, was cut. libpq tells it in three lines.
+    explained(Source::Workers, &["server closed the connection unexpectedly"], &CONNECTION),
+    explained(Source::Workers, &["\tThis probably means the server terminated abnormally"], &CONNECTION),
+    explained(Source::Workers, &["\tbefore or while processing the request."], &CONNECTION),
+    explained(Source::Workers, &["server conn crashed?"], &CONNECTION),
+    explained(Source::Workers, &["server connection closed"], &CONNECTION),
+    explained(Source::Workers, &["terminating connection due to administrator command"], &CONNECTION),
+    explained(Source::Workers, &["terminating connection due to unexpected postmaster exit"], &CONNECTION),
+    explained(Source::Workers, &["server login has been failing, try again later"], &SERVER),
+    explained(Source::Workers, &["the database system is "], &SERVER),
+];
+
+const CONNECTION: [&str; 6] = [
+    "sessions ended",
+    "Postgres stopped",
+    "Postgres crashed",
+    "Postgres killed",
+    "PgBouncer restarted",
+    "worker paused",
+];
 
 /// Lines that tell of an error, in a log of that source.
 fn errors(source: Source, log: &str) -> impl Iterator<Item = &str> {
@@ -47,4 +105,36 @@ pub fn unexplained<'l>(source: Source, log: &'l str, faults: &BTreeSet<&str>) ->
     };
     let unexplained = errors(source, log).inspect(|_| count += 1).filter(|line| !is_explained(line)).collect();
     (count, unexplained)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_explained_by_its_fault_alone_and_what_is_no_error_by_none() {
+        let log = "2026-11-30 21:58:05.697 UTC [17329] ingestd worker 1 57P01 FATAL:  terminating connection due to administrator command
+2026-11-30 21:58:05.700 UTC [17329] ingestd worker 1 00000 LOG:  disconnection
+2026-11-30 21:58:05.797 UTC [17329] ingestd worker 1 P0001 ERROR:  key a has 3 events, and the last one is number 5
+2026-11-30 21:58:05.797 UTC [17329] psql 55000 ERROR:  a change of the map of projection \"meters\" is waiting";
+        let left = |faults: &[&str]| {
+            let (errors, left) = unexplained(Source::Postgres, log, &faults.iter().copied().collect());
+            assert_eq!(errors, 3);
+            left.iter().map(|line| log.lines().position(|other| other == *line).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(left(&[]), [0, 2, 3]);
+        assert_eq!(left(&["sessions ended"]), [2, 3]);
+        assert_eq!(left(&["sessions ended", "map changed"]), [2]);
+        assert_eq!(unexplained(Source::Daemon, log, &BTreeSet::new()).1.len(), 2);
+    }
+
+    #[test]
+    fn the_faults_that_explain_are_those_that_there_are() {
+        let plan = crate::soak::plan::Plan::new(1, std::time::Duration::from_secs(600), 9);
+        let kinds: BTreeSet<&str> =
+            plan.actors.iter().flat_map(|(_, steps)| steps).map(|step| step.fault.kind()).collect();
+        for known in EXPLAINED {
+            assert!(known.faults.iter().all(|fault| kinds.contains(fault)), "{:?}", known.texts);
+        }
+    }
 }

@@ -39,7 +39,7 @@ const APPENDERS: u64 = 2;
 const TELL: Duration = Duration::from_secs(60);
 
 /// How many kinds of lines that nothing explains are shown of a log.
-const SHOWN: usize = 200;
+const SHOWN: usize = 20;
 
 /// What was done of each kind of fault, and what was missed.
 #[derive(Debug, Default)]

@@ -71,8 +71,11 @@ impl Site {
         let connection = cluster.connection_string(DATABASE);
         let mut disk = Err("there is no daemon".to_owned());
         let daemons = (0..DAEMONS).map(|number| {
-            // The disk of the first is to be really full, not up to its reserve.
-            let settings = if number == 0 { "disk_reserve_bytes = 0" } else { "lane_batch_size = 200" };
+            // The first works on all priorities alike, and its disk is to be really full, not up to its reserve.
+            let settings = match number {
+                0 => "disk_reserve_bytes = 0\npressure_lag_ms = 3600000\npressure_commit_ms = 60000",
+                _ => "lane_batch_size = 200",
+            };
             let mut daemon = Daemon::new(Some(&connection), settings);
             daemon.expect_errors();
             if number == 0 {
@@ -260,11 +263,12 @@ impl Site {
         let call = match change {
             Change::Resize(n) => format!("resize('{name}', {n})"),
             Change::Split(_) | Change::Isolate(_) if many => format!("resize('{name}', 3)"),
+            Change::Merge(one, _) if lanes.len() == 1 => format!("split('{name}', {})", lane(one)),
             Change::Split(one) => format!("split('{name}', {})", lane(one)),
-            Change::Merge(one, other) if lane(one) == lane(other) => {
-                format!("merge('{name}', {}, {})", lane(one), lane(one + 1))
+            Change::Merge(one, other) => {
+                let other = if lane(one) == lane(other) { one + 1 } else { other };
+                format!("merge('{name}', {}, {})", lane(one), lane(other))
             }
-            Change::Merge(one, other) => format!("merge('{name}', {}, {})", lane(one), lane(other)),
             Change::Move(first, count, one) => {
                 format!("move('{name}', ARRAY(SELECT generate_series({first}, {first} + {count})), {})", lane(one))
             }
