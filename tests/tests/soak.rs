@@ -1,5 +1,6 @@
 //! The soak in short, with a fresh seed. `make soak` runs it for `SOAK_MINUTES`; `SOAK_SEED=…` repeats a plan, and
-//! `SOAK_PLAN=1` prints it and runs nothing. A plan is given by seed and length together.
+//! `SOAK_PLAN=1` prints it and runs nothing. A plan is given by seed and length together. `SOAK_LOGS=…` names a directory
+//! for what all processes wrote.
 
 use std::time::Duration;
 

@@ -62,12 +62,12 @@ const EXPLAINED: &[Explained] = &[
     // A change of a map while the one before still waits.
     explained(Source::Postgres, &["psql", " 55000 ERROR:  a change of the map of projection "], &["map changed"]),
     explained(Source::Daemon, &["store shard ", " cannot be written: database or disk is full"], &["disk full"]),
-    // A worker's connection to the pooler, or the pooler's to the server, was cut. libpq tells it in three lines.
+    // A worker's connection to the pooler, or the pooler's to the server, was cut.
     explained(Source::Workers, &["server closed the connection unexpectedly"], &CONNECTION),
-    explained(Source::Workers, &["\tThis probably means the server terminated abnormally"], &CONNECTION),
-    explained(Source::Workers, &["\tbefore or while processing the request."], &CONNECTION),
     explained(Source::Workers, &["server conn crashed?"], &CONNECTION),
     explained(Source::Workers, &["server connection closed"], &CONNECTION),
+    explained(Source::Workers, &["connection failed: "], &["PgBouncer restarted"]),
+    explained(Source::Workers, &["connection is bad: "], &["PgBouncer restarted"]),
     explained(Source::Workers, &["terminating connection due to administrator command"], &CONNECTION),
     explained(Source::Workers, &["terminating connection due to unexpected postmaster exit"], &CONNECTION),
     explained(Source::Workers, &["server login has been failing, try again later"], &SERVER),
@@ -88,9 +88,15 @@ fn errors(source: Source, log: &str) -> impl Iterator<Item = &str> {
     let words: &[&str] = match source {
         Source::Postgres => &[" ERROR:  ", " FATAL:  ", " PANIC:  ", "TRAP:"],
         Source::Daemon => &["ERROR", "panicked"],
-        Source::Workers => &[""],
+        // "NAME PID: what libpq says", which may go on in further lines; or Python's own.
+        Source::Workers => &["Traceback", "Warning"],
     };
-    log.lines().filter(move |line| !line.is_empty() && words.iter().any(|word| line.contains(word)))
+    let is_told = |line: &str| {
+        let process = line.split_once(": ").and_then(|(who, _)| who.rsplit_once(' '));
+        process.is_some_and(|(_, process)| process.parse::<u32>().is_ok())
+    };
+    log.lines()
+        .filter(move |line| words.iter().any(|word| line.contains(word)) || source == Source::Workers && is_told(line))
 }
 
 /// How many errors a log tells of, and those that nothing explains. `faults` are the kinds there were.
@@ -125,6 +131,13 @@ mod tests {
         assert_eq!(left(&[]), [0, 2, 3]);
         assert_eq!(left(&["sessions ended"]), [2, 3]);
         assert_eq!(left(&["sessions ended", "map changed"]), [2]);
+        let said = "host 17: consuming input failed: server closed the connection unexpectedly
+\tThis probably means the server terminated abnormally
+host 17: lane 3 stands at 7 of tick 2: value \"x\" is out of range
+Traceback (most recent call last):
+NameError: name 'cluster' is not defined";
+        let (errors, left) = unexplained(Source::Workers, said, &["PgBouncer restarted"].into());
+        assert_eq!((errors, left.len()), (3, 2), "{left:?}");
         assert_eq!(unexplained(Source::Daemon, log, &BTreeSet::new()).1.len(), 2);
     }
 

@@ -17,6 +17,7 @@ pub mod site;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -139,6 +140,7 @@ pub fn run(plan: &Plan) -> Report {
             last.extend(appender.join().expect("it has told why"));
         }
     });
+    let done = started.elapsed();
     site.settle();
     let settled = started.elapsed();
 
@@ -174,7 +176,8 @@ pub fn run(plan: &Plan) -> Report {
     line("errors in logs, all explained", errors.to_string());
     line("controls, all found", controls.to_string());
     line("checks", audit.checks.to_string());
-    line("seconds until all was settled", format!("{:.1}", settled.as_secs_f64()));
+    line("seconds of load and faults", format!("{:.1}", done.as_secs_f64()));
+    line("seconds until all was settled", format!("{:.1}", (settled - done).as_secs_f64()));
     Report { counts, faults: audit.faults }
 }
 
@@ -221,6 +224,12 @@ fn audit_log(site: &Site, seed: u64, daemon: usize, records: &[Record], audit: &
 fn audit_errors(site: &Site, faults: &BTreeSet<&str>, audit: &mut Audit) -> u64 {
     let mut logs = vec![(Source::Postgres, site.server_log()), (Source::Workers, site.worker_log())];
     logs.extend((0..DAEMONS).map(|daemon| (Source::Daemon, site.daemon(daemon).log())));
+    if let Some(directory) = std::env::var_os("SOAK_LOGS") {
+        for (number, (source, log)) in logs.iter().enumerate() {
+            let path = Path::new(&directory).join(format!("{number}-{source:?}.log").to_lowercase());
+            std::fs::write(&path, log).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        }
+    }
     let mut all = 0;
     for (source, log) in logs {
         let (errors, unexplained) = errors::unexplained(source, &log, faults);

@@ -150,16 +150,21 @@ impl Fault {
         }
     }
 
-    /// How long it lasts at least.
+    /// About how long it takes, with the starts and stops that it needs.
     fn duration_ms(&self) -> u64 {
         match *self {
-            Fault::KillDaemon { down_ms, .. }
-            | Fault::StopPostgres { down_ms }
-            | Fault::CrashPostgres { down_ms }
-            | Fault::KillPostgres { down_ms } => down_ms,
+            Fault::StopPostgres { down_ms } | Fault::CrashPostgres { down_ms } | Fault::KillPostgres { down_ms } => {
+                down_ms + 2500
+            }
+            Fault::KillDaemon { down_ms, .. } => down_ms + 1000,
+            Fault::ReshardDaemon { .. } | Fault::RestartPooler => 1000,
+            Fault::FillDisk { full_ms, killed } => full_ms + if killed { 1000 } else { 100 },
             Fault::PauseDaemon { pause_ms, .. } | Fault::PauseWorker { pause_ms, .. } => pause_ms,
-            Fault::FillDisk { full_ms, .. } => full_ms,
-            _ => 0,
+            Fault::MendTable { .. } => 500,
+            Fault::ChangeMap { .. }
+            | Fault::EndSessions { .. }
+            | Fault::KillWorker { .. }
+            | Fault::SkipPoison { .. } => 100,
         }
     }
 }
