@@ -9,7 +9,7 @@ use e2e::soak::plan::Plan;
 use e2e::soak::{projections, run};
 
 /// The length within `make test`.
-const SHORT: Duration = Duration::from_secs(30);
+const SHORT: Duration = Duration::from_secs(25);
 
 #[test]
 fn under_all_faults_at_once_every_event_is_stored_once_and_applied_once_in_order() {

@@ -179,5 +179,4 @@ impl Session<'_> {
         self.begin(lane, floor).await?;
         self.commit(lane, floor, Tally::default()).await
     }
-
 }

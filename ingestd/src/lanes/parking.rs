@@ -404,8 +404,10 @@ impl Session<'_> {
                 columns.push(placed, *slot, key, reason.as_ref());
             }
             let retry = milliseconds(retry_after(&rules.policy, 1));
-            let statement =
-                self.client.prepared("SELECT lanes.park($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)").await?;
+            let statement = self
+                .client
+                .prepared("SELECT lanes.park($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)")
+                .await?;
             let parameters: [&(dyn ToSql + Sync); 14] = [
                 &projection,
                 &number,

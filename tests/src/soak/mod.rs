@@ -169,6 +169,7 @@ pub fn run(plan: &Plan) -> Report {
     line("  events known as duplicates", get(&sent.duplicates).to_string());
     line("  rows in the logs", stored.to_string());
     line("events appended to the table", table.lines().count().to_string());
+    line("poison events, all skipped", site.psql("SELECT count(*) FROM lanes.skipped_event"));
     for (kind, (done, missed)) in &inflicted.0 {
         let missed = if *missed > 0 { format!(" (and {missed} missed)") } else { String::new() };
         line(kind, format!("{done}{missed}"));
