@@ -51,11 +51,12 @@ const EXPLAINED: &[Explained] = &[
         &[" 08006 FATAL:  connection to client lost"],
         &["daemon killed", "shard count changed", "worker killed", "PgBouncer restarted", "disk full"],
     ),
-    // A batch of a lane that another worker had taken meanwhile, since the session that owned it had gone: the fence.
+    // A batch of a lane that another worker had taken meanwhile, since the session that owned it had gone, or that has no slots
+    // any more: the fence.
     explained(
         Source::Postgres,
         &["ingestd worker", " 40001 ERROR:  lane ", " is in epoch "],
-        &["sessions ended", "daemon paused", "Postgres stopped", "Postgres crashed", "Postgres killed"],
+        &["sessions ended", "daemon paused", "Postgres stopped", "Postgres crashed", "Postgres killed", "map changed"],
     ),
     // Poison: its events are found by trying them, so an event is refused several times.
     explained(Source::Postgres, &["ingestd worker", " 23514 ERROR:  ", "\"ledger_", "constraint \"small\""], &[]),
