@@ -91,27 +91,24 @@ soak: setup install
 soak-whole:
 	SOAK_MINUTES=$(SOAK_MINUTES) cargo test -p e2e --test soak -- --nocapture
 
-# The parts run only the tests whose length the rounds decide. The numbers of rounds are what a third of SOAK_MINUTES
-# has time for.
-rounds = $(shell echo $$(($(SOAK_MINUTES) * $(1))))
-
-LOG_ROUNDS ?= $(call rounds,LOG)
+# The parts run only the tests whose length the rounds decide; a round of the log is ten kills of the daemon, too.
+LOG_ROUNDS ?= $(SOAK_MINUTES)
 LOG_FILE ?= $(abspath testdata/flights-week.ndjson.gz)
 LOG_KILLS ?= $(SOAK_MINUTES)
 
 # LOG_FILE names a .gz of events that is imported while the daemon is killed LOG_KILLS times.
 soak-log:
 	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p ingestd --test log_proofs -- --nocapture model power_cuts flipped
-	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p e2e --test log_crash -- --nocapture
+	LOG_ROUNDS=$$((10 * $(LOG_ROUNDS))) cargo test -p e2e --test log_crash -- --nocapture
 	LOG_FILE=$(LOG_FILE) LOG_KILLS=$(LOG_KILLS) cargo test -p e2e --test log_kills -- --nocapture
 
-LANE_ROUNDS ?= $(call rounds,LANE)
+LANE_ROUNDS ?= $(shell echo $$((5 * $(SOAK_MINUTES))))
 
 soak-lanes:
 	LANE_ROUNDS=$(LANE_ROUNDS) LANE_SEED=$${LANE_SEED:-$$RANDOM} cargo test -p e2e --test lane_chaos each_event -- --nocapture
 
-PROJECTION_ROUNDS ?= $(call rounds,PROJ)
-PHASE_ROUNDS ?= $(SOAK_MINUTES)
+PROJECTION_ROUNDS ?= $(shell echo $$((2 * $(SOAK_MINUTES))))
+PHASE_ROUNDS ?= $(shell echo $$(($(SOAK_MINUTES) / 2 + 1)))
 
 soak-projections:
 	PROJECTION_ROUNDS=$(PROJECTION_ROUNDS) cargo test -p e2e --test folding -- --nocapture
