@@ -45,6 +45,8 @@ const EXPLAINED: &[Explained] = &[
     // A process that was stopped inside a batch, longer than the database allows.
     explained(Source::Postgres, &["ingestd", " 25P03 FATAL:  "], &["daemon paused"]),
     explained(Source::Postgres, &["[unknown]", " 25P03 FATAL:  "], &["worker paused"]),
+    // (The pooler's connections keep the name of the psql that waited for the pooler to answer.)
+    explained(Source::Postgres, &["psql", " 25P03 FATAL:  "], &["worker paused"]),
     // The session of a process that was killed noticed it while it sent an answer.
     explained(
         Source::Postgres,
