@@ -25,7 +25,7 @@ pub mod view;
 pub use definition::{Document, parse_document};
 pub use document::DefinitionError;
 pub use expression::Expression;
-pub use fold::{Change, Fold, Folded, FoldedRow};
+pub use fold::{Bounds, Change, Fold, Folded, FoldedRow};
 pub use number::Number;
 pub use policy::Policy;
 pub use query::Query;
