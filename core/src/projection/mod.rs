@@ -7,6 +7,8 @@
 //! Invariants: a [`Projection`] exists only if it passed every check, PROJ-2 among them. Nothing depends on the order
 //! of names in a document, except the order of columns, which is that of `fields`.
 
+mod aggregates;
+mod columns;
 pub mod definition;
 mod document;
 pub mod expression;
