@@ -37,6 +37,12 @@ const EXPLAINED: &[Explained] = &[
         &[" 57P01 FATAL:  terminating connection due to administrator command"],
         &["sessions ended", "Postgres stopped"],
     ),
+    // So Postgres calls it if the session was not yet authenticated.
+    explained(
+        Source::Postgres,
+        &[" 57014 FATAL:  canceling authentication due to timeout"],
+        &["sessions ended", "Postgres stopped"],
+    ),
     explained(
         Source::Postgres,
         &[" 57P01 FATAL:  terminating connection due to unexpected postmaster exit"],
