@@ -132,6 +132,13 @@ impl Part {
     }
 }
 
+impl GrowthReport {
+    /// The table for a file of Markdown.
+    pub fn markdown(&self) -> String {
+        format!("```\n{self}```\n")
+    }
+}
+
 impl Series {
     fn new(name: &str, points: Vec<(f64, f64)>) -> Series {
         Series { name: name.to_owned(), points }

@@ -175,7 +175,7 @@ fn measure_growth(arguments: &Arguments) -> Result<ExitCode, Failure> {
         part.chart().write(&charts.join(part.name.replace('/', "-") + ".svg"))?;
     }
     if into_project {
-        write_part("growth", &format!("```\n{report}```\n"))?;
+        write_part("growth", &report.markdown())?;
     }
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -282,5 +282,16 @@ mod tests {
             }
             assert!(prefixes.len() <= 1, "one group has the names {prefixes:?}");
         }
+    }
+
+    /// What is between the comments of `docs/BENCHMARKS.md` was written by a run, and is changed by nothing else.
+    #[test]
+    fn the_docs_show_what_the_json_says() {
+        let read = |path: &str| std::fs::read_to_string(e2e::cluster::project().join(path)).unwrap();
+        let docs = read("docs/BENCHMARKS.md");
+        let results: Report = serde_json::from_str(&read("bench/results.json")).unwrap();
+        assert_eq!(replace_part(&docs, "results", &results.markdown()).unwrap(), docs);
+        let growth: GrowthReport = serde_json::from_str(&read("bench/growth.json")).unwrap();
+        assert_eq!(replace_part(&docs, "growth", &growth.markdown()).unwrap(), docs);
     }
 }

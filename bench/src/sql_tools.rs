@@ -26,7 +26,7 @@ const SHARD: Comparison = Comparison {
     name: "sql_tools/shard-8-bytes",
     ours: Side { what: "shard(k, 16) a row, keys of so many bytes", durability: READ },
     baseline: Some(Side { what: "hashtextextended(k, 0) % 16", durability: READ }),
-    unit: "s",
+    unit: "ms",
     goal: Some(Goal::AtMost(1.15)),
 };
 
@@ -40,7 +40,7 @@ const PAGE: Comparison = Comparison {
     name: "sql_tools/page-10000",
     ours: Side { what: "page 10 000 by lanes.page: 50 rows of 600 000 in 16 row shards", durability: READ },
     baseline: Some(Side { what: "page 1 by lanes.page", durability: READ }),
-    unit: "s",
+    unit: "ms",
     goal: Some(Goal::AtMost(1.2)),
 };
 
@@ -48,7 +48,7 @@ const LOAD: Comparison = Comparison {
     name: "sql_tools/load-by-statement",
     ours: Side { what: "load of 25 000 rows, a sharded counter bumped once a statement", durability: COMMITTED },
     baseline: Some(Side { what: "load of 5 000 rows", durability: COMMITTED }),
-    unit: "s",
+    unit: "ms",
     goal: Some(Goal::AtMost(6.0)),
 };
 
@@ -114,7 +114,7 @@ pub const MEASUREMENTS: &[Measurement] = &[
             name: "sql_tools/shard-column",
             ours: Side { what: "insert into a table with a shard column", durability: UNLOGGED },
             baseline: Some(Side { what: "insert into the same table without", durability: UNLOGGED }),
-            unit: "s",
+            unit: "ms",
             goal: None,
         }],
         run: shard_column,
@@ -129,10 +129,10 @@ fn session() -> Result<(Cluster, Runtime, Client), Failure> {
     Ok((cluster, runtime, client))
 }
 
-async fn seconds(client: &Client, sql: &str) -> Result<f64, Failure> {
+async fn milliseconds(client: &Client, sql: &str) -> Result<f64, Failure> {
     let start = Instant::now();
     client.batch_execute(sql).await?;
-    Ok(start.elapsed().as_secs_f64())
+    Ok(start.elapsed().as_secs_f64() * 1e3)
 }
 
 /// Each statement by itself: some of them do not run in a transaction with others.
@@ -160,8 +160,8 @@ fn hashing(scale: Scale) -> Result<Vec<Rounds>, Failure> {
             for (function, call) in ["shard(k, 16)", "lane_of(k, 16)"].into_iter().enumerate() {
                 let rounds = &mut all[function * LENGTHS.len() + place];
                 for _ in 0..scale.rounds(ROUNDS) {
-                    rounds.ours.push(seconds(&client, &run(call)).await?);
-                    rounds.baseline.push(seconds(&client, &run("hashtextextended(k, 0) % 16")).await?);
+                    rounds.ours.push(milliseconds(&client, &run(call)).await?);
+                    rounds.baseline.push(milliseconds(&client, &run("hashtextextended(k, 0) % 16")).await?);
                 }
             }
         }
@@ -215,8 +215,8 @@ fn pages(scale: Scale) -> Result<Vec<Rounds>, Failure> {
             };
             let mut rounds = Rounds::default();
             for _ in 0..scale.rounds(ROUNDS) {
-                rounds.ours.push(seconds(&client, &run(ours)).await?);
-                rounds.baseline.push(seconds(&client, &run(theirs)).await?);
+                rounds.ours.push(milliseconds(&client, &run(ours)).await?);
+                rounds.baseline.push(milliseconds(&client, &run(theirs)).await?);
             }
             all.push(rounds);
         }
@@ -257,8 +257,8 @@ fn bulk_loads(scale: Scale) -> Result<Vec<Rounds>, Failure> {
             let mut rounds = Rounds::default();
             for _ in 0..scale.rounds(ROUNDS) {
                 client.batch_execute("TRUNCATE parcel, depot_load").await?;
-                rounds.baseline.push(seconds(&client, &load(1, 5_000)).await?);
-                rounds.ours.push(seconds(&client, &load(5_001, 30_000)).await?);
+                rounds.baseline.push(milliseconds(&client, &load(1, 5_000)).await?);
+                rounds.ours.push(milliseconds(&client, &load(5_001, 30_000)).await?);
                 let counted = "SELECT sum(parcels) = 30000 FROM depot_load";
                 if !client.query_one(counted, &[]).await?.get::<_, bool>(0) {
                     return Err("the counter does not count 30 000 parcels".into());
@@ -287,8 +287,8 @@ fn shard_column(scale: Scale) -> Result<Vec<Rounds>, Failure> {
             let insert = |table: &str| {
                 format!("INSERT INTO {table} (id, filler) SELECT i, 'x' FROM generate_series(1, {rows}) AS i")
             };
-            rounds.ours.push(seconds(&client, &insert("sharded")).await?);
-            rounds.baseline.push(seconds(&client, &insert("plain")).await?);
+            rounds.ours.push(milliseconds(&client, &insert("sharded")).await?);
+            rounds.baseline.push(milliseconds(&client, &insert("plain")).await?);
             client.batch_execute("TRUNCATE plain, sharded").await?;
         }
         Ok(vec![rounds])
