@@ -93,6 +93,14 @@ pub const PARTS: &[Part] = &[
         run: lanes,
     },
     Part {
+        name: "growth/transactions",
+        what: "transactions of the daemon in Postgres for 1 000 events by the number of lanes, claims included: hot counter",
+        grows: "lanes",
+        unit: "transactions/1000 events",
+        logarithmic: true,
+        run: transactions,
+    },
+    Part {
         name: "growth/claims",
         what: "milliseconds for a lane until all lanes have owners, after the start of a daemon with four connections",
         grows: "lanes",
@@ -284,6 +292,19 @@ fn lanes(events: usize) -> Result<Vec<Series>, Failure> {
     let mut daemon = filled(&cluster, "", orders, |number| Order::new(number).line())?;
     let read_model = over(&mut daemon, orders, Projections::orders)?;
     Ok(vec![Series::new("hot counter", hot_counter), Series::new("read model", read_model)])
+}
+
+/// How many transactions lanes make, which says what their time goes into on every machine.
+fn transactions(events: usize) -> Result<Vec<Series>, Failure> {
+    let cluster = cluster();
+    let events = (events / 20).max(1000);
+    let mut daemon = filled(&cluster, "", events, checkin_line)?;
+    let mut points = Vec::new();
+    for lanes in [1, 4, 16, 64, 256, 1024] {
+        let done = Projections::checkins(lanes).measure(&cluster, &mut daemon, events as u64, "")?;
+        points.push((lanes as f64, done.transactions / events as f64 * 1000.0));
+    }
+    Ok(vec![Series::new("hot counter", points)])
 }
 
 /// From the first claim to the last, over a log without events.

@@ -37,6 +37,8 @@ pub struct Applied {
     pub events_per_second: f64,
     /// What Postgres wrote to its WAL meanwhile.
     pub wal_bytes: f64,
+    /// Transactions of the daemon, from its start to its end.
+    pub transactions: f64,
 }
 
 impl Projections {
@@ -125,7 +127,7 @@ impl Projections {
         self.apply(daemon)?;
         cluster.psql("bench", before);
         cluster.psql("bench", "CHECKPOINT");
-        let wal_before = wal_bytes(cluster)?;
+        let (wal_before, transactions_before) = (wal_bytes(cluster)?, transactions(cluster)?);
         daemon.start();
         self.wait_until_applied(daemon, &mut tell)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
@@ -133,11 +135,12 @@ impl Projections {
         let claimed = cluster.psql("bench", "SELECT extract(epoch FROM min(claimed_at)) FROM lanes.checkpoint");
         let visible = cluster.psql("bench", &self.visible);
         let status = daemon.stop();
+        let transactions = transactions(cluster)? - transactions_before;
         self.drop(cluster);
         if visible != events.to_string() || !status.success() {
             return Err(format!("{visible} of {events} events are visible; the daemon ended with {status}").into());
         }
-        Ok(Applied { events_per_second: events as f64 / (now - claimed.parse::<f64>()?), wal_bytes })
+        Ok(Applied { events_per_second: events as f64 / (now - claimed.parse::<f64>()?), wal_bytes, transactions })
     }
 
     /// Takes them away, with their tables. No daemon runs.
@@ -202,6 +205,11 @@ pub fn fill(daemon: &Daemon, first: usize, end: usize, line: impl Fn(usize) -> S
 /// What Postgres has written to its WAL since the cluster was made.
 pub fn wal_bytes(cluster: &Cluster) -> Result<f64, Failure> {
     Ok(cluster.psql("bench", "SELECT pg_current_wal_insert_lsn() - '0/0'").parse()?)
+}
+
+/// Transactions of sessions of the database `bench` that have ended.
+fn transactions(cluster: &Cluster) -> Result<f64, Failure> {
+    Ok(cluster.psql("postgres", "SELECT xact_commit FROM pg_stat_database WHERE datname = 'bench'").parse()?)
 }
 
 /// A cluster that syncs to disk, with a database `bench`.

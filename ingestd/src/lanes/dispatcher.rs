@@ -5,8 +5,9 @@
 //!
 //! A lane attaches at its checkpoint. If the shared reader is a little ahead, the lane is attached and reads what lies
 //! between by itself first; if it is far ahead, the lane catches up alone and attaches later; if nobody is attached,
-//! the reader goes to where the lane is. The reader waits for a lane whose queue is full, but not longer than
-//! [`PATIENCE`]: then that lane is detached, and catches up by itself, so that it never holds up the others.
+//! the reader goes to where the lane is. The reader waits for lanes whose queues are full, as long as one after the other
+//! is emptied; after [`PATIENCE`] without that they are detached, and catch up by themselves, so that they never hold up
+//! the others.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -25,8 +26,30 @@ const QUEUE_CHUNKS: usize = 4;
 /// the reader run ahead by a queue.
 const JOIN_DISTANCE: u64 = (QUEUE_CHUNKS as u64 + 2) * CHUNK_EVENTS;
 
-/// How long the reader waits for a lane whose queue is full. Only speed depends on it.
+/// How long the reader waits while no full queue is emptied. Only speed depends on it.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The reader's wait for lanes whose queues are full. A worker goes round its lanes, and a round of hundreds takes longer than
+/// [`PATIENCE`]: if those at its end were detached, each would read the whole log for itself.
+#[derive(Debug)]
+struct Wait {
+    full: usize,
+    until: Instant,
+}
+
+impl Wait {
+    fn begin(now: Instant) -> Wait {
+        Wait { full: usize::MAX, until: now + PATIENCE }
+    }
+
+    /// How much longer, now that `full` queues are full.
+    fn left(&mut self, full: usize, now: Instant) -> Duration {
+        if full < self.full {
+            *self = Wait { full, until: now + PATIENCE };
+        }
+        self.until.saturating_duration_since(now)
+    }
+}
 
 /// What a lane needs of a chunk.
 #[derive(Debug, Clone)]
@@ -226,10 +249,14 @@ impl Dispatcher {
         routed: Vec<(LaneId, Delivery)>,
     ) -> MutexGuard<'a, State> {
         let Some(scanned_to) = routed.first().map(|(_, delivery)| delivery.scanned_to) else { return state };
-        let deadline = Instant::now() + PATIENCE;
         let is_full = |lane: &Attached| lane.queue.len() >= QUEUE_CHUNKS;
-        while !state.closed && state.lanes.values().any(is_full) {
-            let left = deadline.saturating_duration_since(Instant::now());
+        let mut wait = Wait::begin(Instant::now());
+        while !state.closed {
+            let full = state.lanes.values().filter(|lane| is_full(lane)).count();
+            if full == 0 {
+                break;
+            }
+            let left = wait.left(full, Instant::now());
             if left.is_zero() {
                 state.lanes.retain(|id, lane| {
                     if is_full(lane) {
@@ -298,6 +325,19 @@ mod tests {
     use super::super::catalog::known;
     use super::*;
     use lanes_core::event::Event;
+
+    #[test]
+    fn the_reader_waits_while_one_full_queue_after_the_other_is_emptied_and_no_longer() {
+        let (begin, most) = (Instant::now(), PATIENCE - Duration::from_millis(1));
+        let mut wait = Wait::begin(begin);
+        for emptied in 0..300 {
+            assert!(!wait.left(300 - emptied, begin + most * emptied as u32).is_zero(), "after {emptied} were emptied");
+        }
+        // The last one is not emptied.
+        let last = begin + most * 299;
+        assert!(!wait.left(1, last + most).is_zero());
+        assert!(wait.left(1, last + PATIENCE).is_zero());
+    }
 
     /// While a policy or a map changes, lanes of one projection are attached with what they know at that time.
     #[test]
