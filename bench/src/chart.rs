@@ -150,6 +150,7 @@ impl Lines {
             .y_desc(&self.y)
             .x_label_formatter(&|value| format!("{value:.0}"))
             .y_label_formatter(&|value| figure(*value))
+            .light_line_style(TRANSPARENT)
             .label_style((FONT, 13))
             .draw()?;
         for ((name, points), colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
@@ -159,8 +160,10 @@ impl Lines {
                 .label(name)
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
         }
+        // Below the lines: they begin at zero and should be flat.
         chart
             .configure_series_labels()
+            .position(SeriesLabelPosition::LowerRight)
             .background_style(WHITE.mix(0.8))
             .border_style(BLACK)
             .label_font((FONT, 13))

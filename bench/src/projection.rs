@@ -1,5 +1,6 @@
 //! Projections whose speed is measured, and how long they take for a log that holds all events before the clock starts.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use e2e::cluster::Cluster;
@@ -14,8 +15,8 @@ pub const LANES: usize = 4;
 /// Lines of a request with which a log is filled.
 const REQUEST: usize = 5_000;
 
-/// How long lanes may stand still before a measurement gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long lanes may stand still before a measurement gives up. A thousand of them need long for their first batches.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Projections that are measured together.
 #[derive(Debug)]
@@ -166,7 +167,17 @@ impl Projections {
             if sum > reached {
                 (reached, moved) = (sum, Instant::now());
             } else if moved.elapsed() > PATIENCE {
-                return Err(format!("{} lanes stand still: {status:#}", self.lanes).into());
+                let mut states = BTreeMap::new();
+                for lane in lanes {
+                    *states.entry(lane["state"].as_str().unwrap_or_default()).or_insert(0) += 1;
+                }
+                let log = daemon.log();
+                let last: Vec<&str> = log.lines().rev().take(10).collect();
+                return Err(format!(
+                    "{} lanes stand still: {states:?}; the log ends, backwards: {last:#?}",
+                    self.lanes
+                )
+                .into());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
