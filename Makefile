@@ -5,10 +5,8 @@
 #                      DESTDIR is honoured
 #   make installcheck  golden SQL tests of the installed extension, and specs of several sessions
 #   make test          installs what is missing, builds, and runs all tests
-#   make soak-log      long forms of the proofs of the log, with fresh seeds; LOG_ROUNDS (default 200) says how long; LOG_FILE
-#                      names a .gz of events that is imported while the daemon is killed LOG_KILLS (20) times
-#   make soak-projections  long forms of the proofs of projections; PROJECTION_ROUNDS (100) and PHASE_ROUNDS (20)
-#   make soak-lanes    the same for lanes: changes of maps, ended sessions and zombies; LANE_ROUNDS (default 100) of each
+#   make soak          everything at once under load and faults for SOAK_MINUTES (20), then the long forms of the proofs of
+#                      each part, about as long again; SOAK_PARTS (whole log lanes projections) says which of these
 #   make demo          installs what is missing, builds, and shows a week of flights in three projections
 #   make demo-stop     ends the demo and keeps its data
 #   make demo-clean    removes the demo
@@ -23,7 +21,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test soak-log soak-projections soak-lanes bench bench-growth demo demo-stop demo-clean lint setup check-sql docs
+.PHONY: all build install installcheck test soak soak-whole soak-log soak-lanes soak-projections bench bench-growth demo demo-stop demo-clean lint setup check-sql docs
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -83,32 +81,40 @@ test: setup
 	$(MAKE) --no-print-directory installcheck
 	INGESTD=$(abspath $(TARGET))/debug/ingestd cargo test --workspace --exclude pg_lanes
 
-LOG_ROUNDS ?= 200
-LOG_FILE ?= $(abspath testdata/flights-week.ndjson.gz)
-LOG_KILLS ?= 20
+SOAK_MINUTES ?= 20
+SOAK_PARTS ?= whole log lanes projections
 
-# Only the tests whose length the rounds decide. They print their seeds; LOG_SEED=… repeats one.
-soak-log:
+# All seeds are fresh and printed; the variable that is printed with one (SOAK_SEED=…, LOG_SEED=…) repeats it.
+soak: setup install
 	cargo build -p ingestd
+	for part in $(SOAK_PARTS); do $(MAKE) --no-print-directory soak-$$part; done
+
+soak-whole:
+	SOAK_MINUTES=$(SOAK_MINUTES) cargo test -p e2e --test soak -- --nocapture
+
+# The parts run only the tests whose length the rounds decide; a round of the log is ten kills of the daemon, too.
+LOG_ROUNDS ?= $(SOAK_MINUTES)
+LOG_FILE ?= $(abspath testdata/flights-week.ndjson.gz)
+LOG_KILLS ?= $(SOAK_MINUTES)
+
+# LOG_FILE names a .gz of events that is imported while the daemon is killed LOG_KILLS times.
+soak-log:
 	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p ingestd --test log_proofs -- --nocapture model power_cuts flipped
-	LOG_ROUNDS=$(LOG_ROUNDS) cargo test -p e2e --test log_crash -- --nocapture
+	LOG_ROUNDS=$$((10 * $(LOG_ROUNDS))) cargo test -p e2e --test log_crash -- --nocapture
 	LOG_FILE=$(LOG_FILE) LOG_KILLS=$(LOG_KILLS) cargo test -p e2e --test log_kills -- --nocapture
 
-PROJECTION_ROUNDS ?= 100
-PHASE_ROUNDS ?= 20
+LANE_ROUNDS ?= $(shell echo $$((5 * $(SOAK_MINUTES))))
 
-# They print their seeds too; PROJECTION_SEED=… and PHASE_SEED=… repeat one.
+soak-lanes:
+	LANE_ROUNDS=$(LANE_ROUNDS) LANE_SEED=$${LANE_SEED:-$$RANDOM} cargo test -p e2e --test lane_chaos each_event -- --nocapture
+
+PROJECTION_ROUNDS ?= $(shell echo $$((2 * $(SOAK_MINUTES))))
+PHASE_ROUNDS ?= $(shell echo $$(($(SOAK_MINUTES) / 2 + 1)))
+
 soak-projections:
-	cargo build -p ingestd
 	PROJECTION_ROUNDS=$(PROJECTION_ROUNDS) cargo test -p e2e --test folding -- --nocapture
 	PHASE_ROUNDS=$(PHASE_ROUNDS) cargo test -p e2e --test phases -- --nocapture
 	LANES_LONG_TESTS=1 cargo test -p e2e --test projections
-
-LANE_ROUNDS ?= 100
-
-# It prints its seed; LANE_SEED=… repeats the plan.
-soak-lanes:
-	LANE_ROUNDS=$(LANE_ROUNDS) LANE_SEED=$${LANE_SEED:-$$RANDOM} cargo test -p e2e --test lane_chaos each_event -- --nocapture
 
 bench bench-growth: setup install
 	scripts/cluster sweep

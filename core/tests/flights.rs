@@ -42,7 +42,7 @@ fn apply(table: &mut Table, projection: &Projection, key: Vec<Value>, changes: V
         match change {
             Change::Untouched => {}
             Change::Set(value) => *cell = value,
-            Change::Add { sum: Number::Integer(sum), floor: None, ceiling: None } => {
+            Change::Add { sum: Number::Integer(sum), bounds: None } => {
                 *cell = Some(Value::Integer(integer(cell) + sum as i64));
             }
             Change::Min(value) => *cell = cell.take().map_or(Some(value.clone()), |old| Some(old.min(value))),

@@ -195,8 +195,9 @@ fn upsert(rows: &mut HashMap<i64, Row>, folded: Folded) {
     let decimal = |number: Number| number.to_text().parse::<BigDecimal>().unwrap();
     let add = |cell: &mut BigDecimal, change: Change| match change {
         Change::Untouched => {}
-        Change::Add { sum, floor, ceiling } => {
+        Change::Add { sum, bounds } => {
             *cell += decimal(sum);
+            let (floor, ceiling) = lanes_core::projection::Bounds::of(bounds);
             if let Some(floor) = floor {
                 *cell = cell.clone().max(decimal(floor));
             }
@@ -368,6 +369,6 @@ fn a_null_lane_key_is_counted() {
     assert_eq!(folded.skipped_null_key, 2);
     assert_eq!(folded.rows.len(), 1);
     assert_eq!(folded.rows[0].key, [Value::Text("s".to_owned()), Value::Integer(2)]);
-    let one = Change::Add { sum: Number::Integer(1), floor: None, ceiling: None };
+    let one = Change::Add { sum: Number::Integer(1), bounds: None };
     assert_eq!(folded.rows[0].changes, [one]);
 }

@@ -146,9 +146,22 @@ impl Cluster {
     /// # Panics
     /// If a statement fails.
     pub fn psql(&self, database: &str, sql: &str) -> String {
+        self.try_psql(database, sql).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// As [`Cluster::psql`], also while the server may be down.
+    ///
+    /// # Errors
+    /// If there is no connection, or a statement fails: what psql says, with the SQLSTATE.
+    pub fn try_psql(&self, database: &str, sql: &str) -> Result<String, String> {
         let mut command = self.program("psql", database);
-        command.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"]);
-        output(&mut command, sql)
+        command.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-v", "VERBOSITY=verbose"]);
+        try_output(&mut command, sql)
+    }
+
+    /// What the server wrote to its log.
+    pub fn log(&self) -> String {
+        script("cluster", ["log", self.path()])
     }
 
     /// A dump of a database, as `pg_dump` writes it.
@@ -218,6 +231,11 @@ pub(crate) fn script<S: AsRef<OsStr>>(name: &str, arguments: impl IntoIterator<I
 
 /// Runs a command with `input` and returns what it printed, without the last newline.
 fn output(command: &mut Command, input: &str) -> String {
+    try_output(command, input).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// As [`output`]; an error if the command fails.
+fn try_output(command: &mut Command, input: &str) -> Result<String, String> {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -233,11 +251,9 @@ fn output(command: &mut Command, input: &str) -> String {
     let output = child.wait_with_output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     writer.join().expect("writing does not panic");
     let text = String::from_utf8(output.stdout).expect("it prints UTF-8");
-    assert!(
-        output.status.success(),
-        "{command:?} failed ({}):\n{text}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    text.trim_end_matches('\n').to_owned()
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("{command:?} failed ({}):\n{text}{said}", output.status));
+    }
+    Ok(text.trim_end_matches('\n').to_owned())
 }

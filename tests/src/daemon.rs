@@ -105,6 +105,15 @@ impl Daemon {
         self.directory.path().join("log")
     }
 
+    /// Sets the numbers of drain threads and store shards for its next start.
+    pub fn set_shards(&self, drains: u64, shards: u64) {
+        let text = fs::read_to_string(self.settings_path()).expect("it was written when it was made");
+        let mut lines: Vec<&str> = text.lines().collect();
+        lines.retain(|line| !line.starts_with("storage_shards") && !line.starts_with("drain_threads"));
+        let text = format!("{}\ndrain_threads = {drains}\nstorage_shards = {shards}\n", lines.join("\n"));
+        fs::write(self.settings_path(), text).expect("the directory is ours");
+    }
+
     /// A command of the daemon's program with its settings.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(program());
@@ -275,7 +284,21 @@ impl Daemon {
 /// # Errors
 /// If there is no answer, why.
 pub fn post(address: &str, body: &str, headers: &[(&str, &str)]) -> Result<Answer, String> {
-    let agent: ureq::Agent = ureq::Agent::config_builder().proxy(None).http_status_as_error(false).build().new_agent();
+    post_within(None, address, body, headers)
+}
+
+/// As [`post`], for a client that waits no longer than `patience` for the whole of the answer.
+///
+/// # Errors
+/// If there is no answer in that time, why.
+pub fn post_within(
+    patience: Option<Duration>,
+    address: &str,
+    body: &str,
+    headers: &[(&str, &str)],
+) -> Result<Answer, String> {
+    let configuration = ureq::Agent::config_builder().proxy(None).http_status_as_error(false).timeout_global(patience);
+    let agent: ureq::Agent = configuration.build().new_agent();
     let mut request = agent.post(format!("http://{address}/v1/events"));
     for (name, value) in headers {
         request = request.header(*name, *value);

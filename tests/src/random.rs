@@ -39,6 +39,13 @@ impl Random {
         &choices[self.number() as usize % choices.len()]
     }
 
+    /// Puts `cards` into a random order.
+    pub fn shuffle<T>(&mut self, cards: &mut [T]) {
+        for index in (1..cards.len()).rev() {
+            cards.swap(index, self.within(0..=index as u64) as usize);
+        }
+    }
+
     /// A generator of its own, for a part of a plan.
     pub fn fork(&mut self) -> Random {
         Random(self.number())
@@ -73,11 +80,15 @@ pub fn seeds_of(part: &str, default: u64) -> Vec<u64> {
     match environment_number(&format!("{part}_ROUNDS")) {
         None => (1..=default).collect(),
         Some(rounds) => {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-            let mut random = Random::new(now);
+            let mut random = Random::new(fresh_seed());
             (0..rounds).map(|_| random.number()).collect()
         }
     }
+}
+
+/// A seed that no run had before, as far as clocks tell.
+pub fn fresh_seed() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
 /// A number from the environment; none if it is not set.

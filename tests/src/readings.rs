@@ -5,7 +5,6 @@
 //! or reordered one. A trigger looks at every state that a batch leaves, and keeps what it finds.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -60,6 +59,12 @@ pub fn set_up(cluster: &Cluster, database: &str) {
 /// How many readings are summed up so far.
 pub const APPLIED: &str = "(SELECT COALESCE(sum(n), 0) FROM meters)";
 
+/// The rows of `meters`.
+pub const METERS: &str = "SELECT meter, n, wh, last FROM meters ORDER BY meter COLLATE \"C\"";
+
+/// How often a batch left a meter out of order.
+pub const DISORDER: &str = "SELECT count(*) FROM disorder";
+
 /// What was committed of each meter: number of readings, and their sum.
 #[derive(Debug, Default)]
 pub struct Readings(BTreeMap<String, (u64, u64)>);
@@ -82,15 +87,16 @@ impl Readings {
         self.0.values().map(|(n, _)| n).sum()
     }
 
+    /// The rows of `meters` that they make, as [`METERS`] shows them.
+    pub fn rows(&self) -> String {
+        let row = |(meter, (n, wh)): (&String, &(u64, u64))| format!("{meter}|{n}|{wh}|{n}");
+        self.0.iter().map(row).collect::<Vec<_>>().join("\n")
+    }
+
     /// Fails unless `meters` says exactly this, and did so at every batch.
     pub fn assert_applied(&self, cluster: &Cluster, database: &str) {
-        let mut expected = String::new();
-        for (meter, (n, wh)) in &self.0 {
-            writeln!(expected, "{meter}|{n}|{wh}|{n}").unwrap();
-        }
-        let meters = "SELECT meter, n, wh, last FROM meters ORDER BY meter COLLATE \"C\"";
-        assert_eq!(cluster.psql(database, meters), expected.trim_end());
-        assert_eq!(cluster.psql(database, "SELECT count(*) FROM disorder"), "0");
+        assert_eq!(cluster.psql(database, METERS), self.rows());
+        assert_eq!(cluster.psql(database, DISORDER), "0");
     }
 }
 
@@ -132,13 +138,25 @@ pub struct PythonWorker(Child);
 impl PythonWorker {
     /// Starts one that connects as `connection_string` says.
     pub fn start(connection_string: &str) -> PythonWorker {
+        PythonWorker::start_saying(connection_string, Stdio::inherit())
+    }
+
+    /// Starts one whose errors go to `errors`.
+    pub fn start_saying(connection_string: &str, errors: impl Into<Stdio>) -> PythonWorker {
         let child = Command::new(script("find_python", [""; 0]))
             .args(["-c", block("worker.py"), connection_string])
             .current_dir(project())
             .stdin(Stdio::null())
+            .stderr(errors)
             .spawn()
             .expect("scripts/find_python found it");
         PythonWorker(child)
+    }
+
+    /// Sends it a signal, by name.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.0.id().to_string()]).status();
+        assert!(sent.expect("there is kill").success());
     }
 
     /// Kills it with SIGKILL.

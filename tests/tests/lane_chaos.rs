@@ -4,7 +4,7 @@
 //! each key's in order (LANE-1 to LANE-4).
 //!
 //! The seed of a run is printed. `LANE_SEED=…` repeats its plan, `LANE_ROUNDS=100` asks for at least so many changes of
-//! the map, ended sessions and zombies (`make soak-lanes`).
+//! the map, ended sessions and zombies (`make soak SOAK_PARTS=lanes`).
 //!
 //! Two control runs take a part of the protection out, and must be caught by the same audit.
 

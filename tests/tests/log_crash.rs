@@ -116,14 +116,6 @@ fn produce(producer: &Producer, address: &str, mut random: Random, gate: &Gate) 
     }
 }
 
-fn set_shards(daemon: &Daemon, drains: u64, shards: u64) {
-    let text = std::fs::read_to_string(daemon.settings_path()).unwrap();
-    let kept = text.lines().filter(|line| !line.starts_with("storage_shards") && !line.starts_with("drain_threads"));
-    let text =
-        kept.collect::<Vec<_>>().join("\n") + &format!("\ndrain_threads = {drains}\nstorage_shards = {shards}\n");
-    std::fs::write(daemon.settings_path(), text).unwrap();
-}
-
 /// Checks the files of a daemon that takes in nothing now.
 fn check_files(daemon: &Daemon, producers: &[Producer]) {
     let horizon = daemon.status()["log"]["horizon"].as_u64().unwrap();
@@ -177,7 +169,7 @@ fn rounds_on_one_log(seeds: &[u64]) {
             }
             daemon.kill();
             gate.wait_for_producers();
-            set_shards(&daemon, random.within(1..=3), random.within(1..=4));
+            daemon.set_shards(random.within(1..=3), random.within(1..=4));
             daemon.start();
             check_files(&daemon, &producers);
             println!("kill -9, LOG_SEED={seed}: {} acknowledged, all stored", total());

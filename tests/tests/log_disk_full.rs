@@ -4,39 +4,21 @@
 //! is tested by `log_proofs` of package ingestd.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use e2e::daemon::{Daemon, post};
 use e2e::log_files::check;
+use e2e::small_disk::SmallDisk;
 use serde_json::{Value, json};
 
 const PRODUCERS: [&str; 2] = ["a", "b"];
 
+/// Bytes of the disk.
+const DISK: u64 = 12 << 20;
+
 /// Bytes that stand in the way until there must be room.
 const BALLAST: usize = 6 << 20;
-
-/// A small file system.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(path: PathBuf) -> Result<SmallDisk, String> {
-        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=12m", "tmpfs"]).arg(&path).output();
-        match mount {
-            Ok(output) if output.status.success() => Ok(SmallDisk(path)),
-            Ok(output) => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let unmounted = Command::new("umount").arg("--lazy").arg(&self.0).status();
-        assert!(unmounted.is_ok_and(|status| status.success()), "{} is still mounted", self.0.display());
-    }
-}
 
 /// Makes room and ends the producers, also when the test fails.
 struct Free<'a> {
@@ -81,7 +63,7 @@ fn the_reserve_of_a_disk_stops_acknowledgements_before_it_is_full() {
 fn fill_and_free(reserve_bytes: u64, expected_reason: &str) {
     let settings = format!("drain_threads = 2\nstorage_shards = 2\ndisk_reserve_bytes = {reserve_bytes}");
     let mut daemon = Daemon::new(None, &settings);
-    let _disk = match SmallDisk::mount(daemon.data_directory()) {
+    let _disk = match SmallDisk::mount(daemon.data_directory(), DISK) {
         Ok(disk) => disk,
         Err(reason) => {
             println!("skipped: a tmpfs cannot be mounted here: {reason}");

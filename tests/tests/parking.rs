@@ -239,6 +239,38 @@ fn too_many_failing_keys_stop_the_lane() {
     assert_eq!(cluster.psql("app", "SELECT count(*), sum(amount) FROM ledger"), "400|400");
 }
 
+/// Nor is bad data a bad deploy because there is much of it: a lane that is far behind parks what one that keeps up parks.
+#[test]
+fn a_lane_that_is_far_behind_parks_bad_data_as_one_that_keeps_up() {
+    let cluster = Cluster::start();
+    cluster.create_database("app");
+    let mut daemon = Daemon::new(Some(&cluster.connection_string("app")), "");
+    daemon.start();
+    // Of 1000 events two or three are poison; of the 8192 that the one lane is given at once, twenty, each of another account.
+    let mut right = vec![(0u32, false); 79];
+    let line = |number: u32| {
+        let account = &mut right[(number % 79) as usize];
+        let poison = number % 400 == 399;
+        account.1 |= poison;
+        account.0 += u32::from(!account.1);
+        payment(&format!("a{}", number % 79), if poison { "\"x\"" } else { "1" }, number, "null")
+    };
+    let lines: Vec<String> = (0..16_000).map(line).collect();
+    assert_eq!(daemon.post(&lines.join("\n"), &[]).unwrap().status, 200);
+    let file = daemon.settings_path().with_file_name("projections.yaml");
+    let projections = projections("{ dead_letter: true, max_attempts: 1 }").replace("lanes: 4", "lanes: 1");
+    std::fs::write(&file, projections).unwrap();
+    daemon.run(&["apply", file.to_str().unwrap()]);
+    daemon.wait_until_applied(1, 16_001);
+    let poisoned = right.iter().filter(|(_, poison)| *poison).count();
+    assert_eq!(poisoned, 40, "each poison has an account of its own");
+    assert_eq!(cluster.psql("app", "SELECT count(*) FROM lanes.parked_key"), poisoned.to_string());
+    let rows: Vec<String> =
+        right.iter().enumerate().map(|(account, (amount, _))| format!("a{account}|{amount}")).collect();
+    let found = cluster.psql("app", "SELECT account, amount FROM ledger ORDER BY substr(account, 2)::int");
+    assert_eq!(found, rows.join("\n"));
+}
+
 #[test]
 fn parked_limit_stops_the_lane() {
     let cluster = Cluster::start();

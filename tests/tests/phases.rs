@@ -216,9 +216,7 @@ fn run(random: &mut Random) {
     // Each phase with each end of it, in random order. A lane with parked keys works in parts alone, so those that park come
     // later; those that retry need somebody who is parked.
     let mut plan: Vec<(Phase, bool)> = PHASES.iter().flat_map(|phase| [(*phase, true), (*phase, false)]).collect();
-    for index in (1..plan.len()).rev() {
-        plan.swap(index, random.within(0..=index as u64) as usize);
-    }
+    random.shuffle(&mut plan);
     plan.sort_by_key(|(phase, _)| (phase.retries(), phase.poisons()));
     for (phase, kills) in plan {
         println!("{phase:?}, {}", if kills { "kill -9" } else { "the session ends" });

@@ -22,19 +22,39 @@ pub enum Change {
     Set(Option<Value>),
     /// The value becomes this one if it was null.
     SetOnce(Value),
-    /// x becomes min(max(x + sum, floor), ceiling); an absent bound bounds nothing.
+    /// x becomes min(max(x + sum, floor), ceiling).
     Add {
         /// What is added; it may be greater than the column holds.
         sum: Number,
-        /// The least value there is afterwards.
-        floor: Option<Number>,
-        /// The greatest value there is afterwards, at least `floor`.
-        ceiling: Option<Number>,
+        /// Floor and ceiling; none if there is neither. Apart, so that changes without them, of which a batch has many
+        /// thousands, are small.
+        bounds: Option<Box<Bounds>>,
     },
     /// The value becomes this one if it was null or greater.
     Min(Value),
     /// The value becomes this one if it was null or less.
     Max(Value),
+}
+
+/// What bounds a value after an `add`; an absent bound bounds nothing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Bounds {
+    /// The least value there is afterwards.
+    pub floor: Option<Number>,
+    /// The greatest value there is afterwards, at least `floor`.
+    pub ceiling: Option<Number>,
+}
+
+impl Bounds {
+    /// None if neither is there.
+    fn new(floor: Option<Number>, ceiling: Option<Number>) -> Option<Box<Bounds>> {
+        (floor.is_some() || ceiling.is_some()).then(|| Box::new(Bounds { floor, ceiling }))
+    }
+
+    /// Floor and ceiling of a change.
+    pub fn of(bounds: Option<Box<Bounds>>) -> (Option<Number>, Option<Number>) {
+        bounds.map_or((None, None), |bounds| (bounds.floor, bounds.ceiling))
+    }
 }
 
 /// One row and its changes.
@@ -309,22 +329,25 @@ fn apply(change: &mut Change, input: Input<'_>) {
         (Change::SetOnce(_), Input::SetOnce(_)) => {}
         (_, Input::SetOnce(value)) => *change = Change::SetOnce(value.into_value()),
         (_, Input::Set(value)) => *change = Change::Set(value.map(ValueRef::into_value)),
-        (Change::Add { sum, floor, ceiling }, Input::Add(by, new_floor, new_ceiling)) => {
+        (Change::Add { sum, bounds: None }, Input::Add(by, None, None)) => *sum = sum.plus(&by),
+        (Change::Add { sum, bounds }, Input::Add(by, low, high)) => {
             *sum = sum.plus(&by);
             // What was the least value before is moved by the sum, then bounded like every other value.
-            *floor = floor.take().map(|floor| floor.plus(&by));
-            *ceiling = ceiling.take().map(|ceiling| ceiling.plus(&by));
-            if let Some(low) = new_floor {
-                *floor = Some(floor.take().map_or_else(|| low.clone(), |floor| floor.max(low.clone())));
-                *ceiling = ceiling.take().map(|ceiling| ceiling.max(low.clone()));
+            let (floor, ceiling) = Bounds::of(bounds.take());
+            let (mut floor, mut ceiling) =
+                (floor.map(|floor| floor.plus(&by)), ceiling.map(|ceiling| ceiling.plus(&by)));
+            if let Some(low) = low {
+                floor = Some(floor.map_or_else(|| low.clone(), |floor| floor.max(low.clone())));
+                ceiling = ceiling.map(|ceiling| ceiling.max(low.clone()));
             }
-            if let Some(high) = new_ceiling {
-                *ceiling = Some(ceiling.take().map_or_else(|| high.clone(), |ceiling| ceiling.min(high.clone())));
-                *floor = floor.take().map(|floor| floor.min(high.clone()));
+            if let Some(high) = high {
+                ceiling = Some(ceiling.map_or_else(|| high.clone(), |ceiling| ceiling.min(high.clone())));
+                floor = floor.map(|floor| floor.min(high.clone()));
             }
+            *bounds = Bounds::new(floor, ceiling);
         }
         (_, Input::Add(by, floor, ceiling)) => {
-            *change = Change::Add { sum: by, floor: floor.cloned(), ceiling: ceiling.cloned() };
+            *change = Change::Add { sum: by, bounds: Bounds::new(floor.cloned(), ceiling.cloned()) };
         }
         (Change::Min(old), Input::Min(new)) if new.compare(old).is_ge() => {}
         (_, Input::Min(value)) => *change = Change::Min(value.into_value()),

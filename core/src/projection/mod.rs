@@ -7,6 +7,8 @@
 //! Invariants: a [`Projection`] exists only if it passed every check, PROJ-2 among them. Nothing depends on the order
 //! of names in a document, except the order of columns, which is that of `fields`.
 
+mod aggregates;
+mod columns;
 pub mod definition;
 mod document;
 pub mod expression;
@@ -25,7 +27,7 @@ pub mod view;
 pub use definition::{Document, parse_document};
 pub use document::DefinitionError;
 pub use expression::Expression;
-pub use fold::{Change, Fold, Folded, FoldedRow};
+pub use fold::{Bounds, Change, Fold, Folded, FoldedRow};
 pub use number::Number;
 pub use policy::Policy;
 pub use query::Query;

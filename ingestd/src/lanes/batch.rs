@@ -12,7 +12,7 @@ use tokio_postgres::types::ToSql;
 
 use super::failure::Failure;
 use super::owned::Owned;
-use super::parking::{WriteFailure, runs};
+use super::parking::{EVENTS_IN_PARTS, WriteFailure, runs};
 use super::source::PlacedEvent;
 use super::worker::Session;
 
@@ -54,7 +54,16 @@ impl Session<'_> {
             }
         }
         if in_parts {
-            self.apply_in_parts(lane, rules, events, to).await.map_err(Failure::of_parts)?;
+            let mut rest = events;
+            loop {
+                let (batch, later) = rest.split_at(rest.len().min(EVENTS_IN_PARTS));
+                let to = later.first().map_or(to, |next| next.place.before());
+                self.apply_in_parts(lane, rules, batch, to).await.map_err(Failure::of_parts)?;
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
         }
         if lane.failures > 0 {
             tracing::info!(projection = %lane.id.projection, lane = lane.id.lane, "the lane goes on");
@@ -179,5 +188,4 @@ impl Session<'_> {
         self.begin(lane, floor).await?;
         self.commit(lane, floor, Tally::default()).await
     }
-
 }

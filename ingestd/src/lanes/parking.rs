@@ -33,8 +33,12 @@ pub type ParkedKey = (u32, String);
 /// The parked keys of a lane, each with the time of its next try; none: when it is asked for.
 pub type Parked = HashMap<ParkedKey, Option<Instant>>;
 
-/// More failing keys than this in one batch, and more than a tenth of its keys, stop the lane.
+/// More failing keys than this in one transaction, and more than a tenth of its keys, stop the lane.
 const MANY_KEYS: usize = 10;
+
+/// The most events that are done in parts in one transaction. It is what the lane is judged by, and does not grow with how
+/// far it is behind: else a long batch would have as many failing keys of some bad data as a bad deploy has.
+pub(super) const EVENTS_IN_PARTS: usize = 1000;
 
 /// So many failing events without one that could be applied stop the lane.
 const MANY_IN_A_ROW: u32 = 25;
@@ -283,7 +287,7 @@ impl Session<'_> {
             let all: HashSet<&ParkedKey> = keys.iter().collect();
             if failed * 10 > all.len() {
                 return Err(Failure::Permanent(format!(
-                    "too many keys fail: {failed} of the {} keys in one batch, so nothing is parked; the latest: {latest}",
+                    "too many keys fail: {failed} of the {} keys of one transaction, so nothing of it is parked; the latest: {latest}",
                     all.len()
                 )));
             }
@@ -404,8 +408,10 @@ impl Session<'_> {
                 columns.push(placed, *slot, key, reason.as_ref());
             }
             let retry = milliseconds(retry_after(&rules.policy, 1));
-            let statement =
-                self.client.prepared("SELECT lanes.park($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)").await?;
+            let statement = self
+                .client
+                .prepared("SELECT lanes.park($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)")
+                .await?;
             let parameters: [&(dyn ToSql + Sync); 14] = [
                 &projection,
                 &number,

@@ -125,7 +125,8 @@ impl Reporter {
     ) -> Result<(Connection, Option<String>), String> {
         if let Some(own) = &self.own {
             let horizon = self.source.horizon().position;
-            let other = Reporter::other_log(&mut client, log_id, own, horizon).await.map_err(|error| describe(&error))?;
+            let other =
+                Reporter::other_log(&mut client, log_id, own, horizon).await.map_err(|error| describe(&error))?;
             if let Some(reason) = other {
                 self.catalog.send_replace(Arc::default());
                 self.lose_sight();
@@ -153,7 +154,12 @@ impl Reporter {
     /// Why the log is not the one that was reported to Postgres before; none if it is. Once it was restored from an older
     /// copy it is so for ever, also when it has grown past the horizon that was reported: another event stands there then,
     /// stored at another time. The report is left as it was, because it is what tells.
-    async fn other_log(client: &mut Connection, log_id: Uuid, own: &OwnLog, horizon: u64) -> Result<Option<String>, Error> {
+    async fn other_log(
+        client: &mut Connection,
+        log_id: Uuid,
+        own: &OwnLog,
+        horizon: u64,
+    ) -> Result<Option<String>, Error> {
         let statement = include_str!("../../../sql/queries/reported_log.sql");
         let statement = client.prepared(statement).await?;
         let Some(row) = client.query_opt(&statement, &[&log_id]).await? else { return Ok(None) };

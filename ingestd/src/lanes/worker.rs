@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
-use tokio_postgres::types::ToSql;
 use tokio_postgres::Config;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::board::{Board, LaneState};

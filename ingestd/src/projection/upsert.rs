@@ -18,7 +18,7 @@
 use std::collections::BTreeMap;
 
 use lanes_core::projection::{
-    Change, ColumnType, Field, Folded, FoldedRow, Number, Ordering, Projection, Value, ValueColumn, ValueKind,
+    Bounds, Change, ColumnType, Field, Folded, FoldedRow, Number, Ordering, Projection, Value, ValueColumn, ValueKind,
 };
 use tokio_postgres::types::private::BytesMut;
 use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
@@ -131,9 +131,17 @@ pub fn statements(projection: &Projection, table: &str, folded: Folded) -> Resul
     if folded.rows.iter().any(|row| row.deleted) {
         statements.push(delete_statement(projection, table, folded.rows.iter().filter(|row| row.deleted)));
     }
+    let mut rows = folded.rows;
+    rows.retain(|row| row.present);
+    let Some(first) = rows.first() else { return Ok(statements) };
+    let common: Vec<bool> = written(projection, first).collect();
+    if rows.iter().all(|row| written(projection, row).eq(common.iter().copied())) {
+        statements.push(statement(projection, table, &common, rows)?);
+        return Ok(statements);
+    }
     let mut groups: BTreeMap<Vec<bool>, Vec<FoldedRow>> = BTreeMap::new();
-    for row in folded.rows.into_iter().filter(|row| row.present) {
-        groups.entry(written(projection, &row)).or_default().push(row);
+    for row in rows {
+        groups.entry(written(projection, &row).collect()).or_default().push(row);
     }
     for (written, rows) in groups {
         statements.push(statement(projection, table, &written, rows)?);
@@ -142,9 +150,9 @@ pub fn statements(projection: &Projection, table: &str, folded: Folded) -> Resul
 }
 
 /// Which value columns a statement for this row names: all but the untouched `set` columns.
-fn written(projection: &Projection, row: &FoldedRow) -> Vec<bool> {
+fn written(projection: &Projection, row: &FoldedRow) -> impl Iterator<Item = bool> {
     let columns = projection.value_columns.iter().zip(&row.changes);
-    columns.map(|(column, change)| !column.kind.is_set() || *change != Change::Untouched).collect()
+    columns.map(|(column, change)| !column.kind.is_set() || !matches!(change, Change::Untouched))
 }
 
 fn is_bounded(projection: &Projection) -> bool {
@@ -300,7 +308,7 @@ impl Array {
 
 fn push_change(arrays: &mut [Array], column: &ValueColumn, change: Change) -> Result<(), OutOfRange> {
     let [first, bounds @ ..] = arrays else { return Ok(()) };
-    let (sum, floor, ceiling) = match change {
+    let (sum, bounded) = match change {
         Change::Set(value) => {
             first.push(value);
             return Ok(());
@@ -313,14 +321,15 @@ fn push_change(arrays: &mut [Array], column: &ValueColumn, change: Change) -> Re
             first.push(None);
             return Ok(());
         }
-        Change::Untouched => (Number::ZERO, None, None),
-        Change::Add { sum, floor, ceiling } => (sum, floor, ceiling),
+        Change::Untouched => (Number::ZERO, None),
+        Change::Add { sum, bounds } => (sum, bounds),
     };
     first.push_number(&sum).ok_or_else(|| OutOfRange {
         column: column.name.clone(),
         value: shortened(sum.to_text()),
         column_type: column.column_type.sql_name(),
     })?;
+    let (floor, ceiling) = Bounds::of(bounded);
     for (array, bound) in bounds.iter_mut().zip([floor, ceiling]) {
         match bound {
             // A bound goes as numeric, which holds every number there is here.
