@@ -98,11 +98,6 @@ impl Cluster {
         }
     }
 
-    /// What the server wrote to its log.
-    pub fn log(&self) -> String {
-        script("cluster", ["log", self.path()])
-    }
-
     /// A connection string for libpq and tokio-postgres.
     pub fn connection_string(&self, database: &str) -> String {
         format!("host='{}' port={} user=postgres dbname='{database}' application_name=e2e", self.socket, self.port)
