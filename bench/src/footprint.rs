@@ -86,7 +86,7 @@ fn idle(scale: Scale) -> Result<Vec<Rounds>, Failure> {
     let window = Duration::from_secs(scale.pick(20, 4));
     let (mut shares, mut statements) = (Vec::new(), Vec::new());
     // What follows the start is no idling.
-    thread::sleep(Duration::from_secs(scale.pick(10, 3)));
+    thread::sleep(Duration::from_secs(scale.pick(10, 7)));
     for _ in 0..scale.rounds(3) {
         let busy = daemon.cpu_time();
         thread::sleep(window);
