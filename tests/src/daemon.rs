@@ -40,7 +40,7 @@ pub struct Answer {
 /// # Panics
 /// If it is not built; `make test` builds it.
 pub fn program() -> PathBuf {
-    // A test: target/debug/deps/test-… ► target/debug/ingestd. A benchmark: target/release/… ► target/release/ingestd.
+    // A test: target/debug/deps/test-… ► target/debug/ingestd. Benchmarks: target/release/bench ► target/release/ingestd.
     let this = std::env::current_exe().expect("a test knows its own path");
     let folder = this.parent().expect("it is in a folder");
     let folder = if folder.ends_with("deps") { folder.parent().expect("tests are in target/…/deps") } else { folder };
@@ -193,6 +193,17 @@ impl Daemon {
         let (_, fields) = stat.rsplit_once(')').expect("the name is in brackets");
         let ticks = fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("a number"));
         Duration::from_millis(ticks.sum::<u64>() * 10)
+    }
+
+    /// Its resident memory in KiB.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn resident_kib(&self) -> u64 {
+        let process = self.child.as_ref().expect("it runs").id();
+        let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("the kernel tells VmRSS");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
     /// Waits until its log has a line with this text.

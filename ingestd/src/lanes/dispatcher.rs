@@ -5,8 +5,9 @@
 //!
 //! A lane attaches at its checkpoint. If the shared reader is a little ahead, the lane is attached and reads what lies
 //! between by itself first; if it is far ahead, the lane catches up alone and attaches later; if nobody is attached,
-//! the reader goes to where the lane is. The reader waits for a lane whose queue is full, but not longer than
-//! [`PATIENCE`]: then that lane is detached, and catches up by itself, so that it never holds up the others.
+//! the reader goes to where the lane is. The reader waits for lanes whose queues are full, as long as one after the other
+//! is emptied; after [`PATIENCE`] without that they are detached, and catch up by themselves, so that they never hold up
+//! the others.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -25,8 +26,30 @@ const QUEUE_CHUNKS: usize = 4;
 /// the reader run ahead by a queue.
 const JOIN_DISTANCE: u64 = (QUEUE_CHUNKS as u64 + 2) * CHUNK_EVENTS;
 
-/// How long the reader waits for a lane whose queue is full. Only speed depends on it.
+/// How long the reader waits while no full queue is emptied. Only speed depends on it.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The reader's wait for lanes whose queues are full. A worker goes round its lanes, and a round of hundreds takes longer than
+/// [`PATIENCE`]: if those at its end were detached, each would read the whole log for itself.
+#[derive(Debug)]
+struct Wait {
+    full: usize,
+    until: Instant,
+}
+
+impl Wait {
+    fn begin(now: Instant) -> Wait {
+        Wait { full: usize::MAX, until: now + PATIENCE }
+    }
+
+    /// How much longer, now that `full` queues are full.
+    fn left(&mut self, full: usize, now: Instant) -> Duration {
+        if full < self.full {
+            *self = Wait { full, until: now + PATIENCE };
+        }
+        self.until.saturating_duration_since(now)
+    }
+}
 
 /// What a lane needs of a chunk.
 #[derive(Debug, Clone)]
@@ -141,6 +164,8 @@ impl Dispatcher {
     pub fn take(&self, id: &LaneId, maximum_events: usize) -> Option<Vec<Delivery>> {
         let mut state = self.state();
         let queue = &mut state.lanes.get_mut(id)?.queue;
+        // The reader waits for no other: with a thousand lanes it would look at all of them a thousand times.
+        let was_full = queue.len() >= QUEUE_CHUNKS;
         let mut taken = Vec::new();
         let mut events = 0;
         while let Some(next) = queue.front() {
@@ -151,7 +176,7 @@ impl Dispatcher {
             taken.extend(queue.pop_front());
         }
         drop(state);
-        if !taken.is_empty() {
+        if was_full {
             self.changed.notify_all();
         }
         Some(taken)
@@ -224,22 +249,21 @@ impl Dispatcher {
         routed: Vec<(LaneId, Delivery)>,
     ) -> MutexGuard<'a, State> {
         let Some(scanned_to) = routed.first().map(|(_, delivery)| delivery.scanned_to) else { return state };
-        let deadline = Instant::now() + PATIENCE;
-        let full = |state: &State| -> Vec<LaneId> {
-            let full = state.lanes.iter().filter(|(_, lane)| lane.queue.len() >= QUEUE_CHUNKS);
-            full.map(|(id, _)| id.clone()).collect()
-        };
-        loop {
-            let waiting = full(&state);
-            if waiting.is_empty() || state.closed {
+        let is_full = |lane: &Attached| lane.queue.len() >= QUEUE_CHUNKS;
+        let mut wait = Wait::begin(Instant::now());
+        while !state.closed {
+            let full = state.lanes.values().filter(|lane| is_full(lane)).count();
+            if full == 0 {
                 break;
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = wait.left(full, Instant::now());
             if left.is_zero() {
-                for id in waiting {
-                    tracing::warn!(projection = %id.projection, lane = id.lane, "the lane fell behind the shared reader");
-                    state.lanes.remove(&id);
-                }
+                state.lanes.retain(|id, lane| {
+                    if is_full(lane) {
+                        tracing::warn!(projection = %id.projection, lane = id.lane, "the lane fell behind the shared reader");
+                    }
+                    !is_full(lane)
+                });
                 break;
             }
             state = self.wait(state, left);
@@ -247,10 +271,8 @@ impl Dispatcher {
         // A lane that attached while the chunk was being read is not among the routed ones, or under another map; the same
         // chunk is then read again for all. Reading again is right, because deliveries below a lane's place are dropped by
         // the lane.
-        let is_routed = |(id, lane): (&LaneId, &Attached)| {
-            routed.iter().any(|(other, delivery)| other == id && delivery.map_version == lane.known.map_version)
-        };
-        let complete = state.lanes.iter().all(is_routed);
+        let routed_by: HashMap<&LaneId, i64> = routed.iter().map(|(id, delivery)| (id, delivery.map_version)).collect();
+        let complete = state.lanes.iter().all(|(id, lane)| routed_by.get(id) == Some(&lane.known.map_version));
         if state.place != after || !complete {
             return state;
         }
@@ -303,6 +325,19 @@ mod tests {
     use super::super::catalog::known;
     use super::*;
     use lanes_core::event::Event;
+
+    #[test]
+    fn the_reader_waits_while_one_full_queue_after_the_other_is_emptied_and_no_longer() {
+        let (begin, most) = (Instant::now(), PATIENCE - Duration::from_millis(1));
+        let mut wait = Wait::begin(begin);
+        for emptied in 0..300 {
+            assert!(!wait.left(300 - emptied, begin + most * emptied as u32).is_zero(), "after {emptied} were emptied");
+        }
+        // The last one is not emptied.
+        let last = begin + most * 299;
+        assert!(!wait.left(1, last + most).is_zero());
+        assert!(wait.left(1, last + PATIENCE).is_zero());
+    }
 
     /// While a policy or a map changes, lanes of one projection are attached with what they know at that time.
     #[test]
