@@ -1,192 +1,210 @@
-//! `bench-log`: the log's speed, as ratios against a bare SQLite loop that writes the same rows in the same run.
+//! `bench`: what pg_lanes costs, as ratios against the bare thing and against its peers, measured in one run.
 //!
-//! Each round measures the bare loop and then what is compared with it, so that both meet the machine in the same state;
-//! a ratio is the median over the rounds. `docs/BENCHMARKS.md` says what each line compares.
+//! Each round measures both sides of a comparison one after the other, so that both meet the machine in the same state; a
+//! value is the median over the rounds. All clusters sync to disk. `docs/BENCHMARKS.md` says how to run it and shows a run.
+//!
+//! A full run writes `bench/results.json`, the charts in `docs/bench/` and its part of `docs/BENCHMARKS.md`; a part of one, or
+//! a quick one, writes the same to `target/bench/`, unless it is told `--write`.
 
-mod bare;
-mod daemon;
-mod http;
-mod in_process;
+mod chart;
+mod comparison;
+mod log;
 mod machine;
+mod measurement;
+mod peers;
 mod report;
 mod sample;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::process::ExitCode;
+use std::time::Instant;
 
-use clap::{Parser, ValueEnum};
-use tempfile::TempDir;
+use clap::Parser;
+use serde::Serialize;
 
+use chart::Bars;
+use comparison::{Comparison, Goal, Outcome, Row, median};
 use machine::Machine;
-use report::{Line, Report, Round, Series, median};
-use sample::Sample;
+use measurement::{Failure, Measurement, Scale};
+use report::{Report, replace_part};
 
-/// What ends the program with a message.
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+/// The groups, in the order of the table.
+const GROUPS: [&[Measurement]; 2] = [log::MEASUREMENTS, peers::MEASUREMENTS];
 
-/// Events of a request and of a batch of the latency measurement.
-const REQUEST_EVENTS: usize = 1000;
-
-/// Measures the log against a bare SQLite loop that writes the same rows.
+/// Measures pg_lanes against the bare thing and against its peers.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Rounds of each comparison.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
-    /// Events of a round of the throughput comparisons.
-    #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(10_000..))]
-    events: u64,
-    /// Seconds of a round of the latency comparison.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
-    latency_seconds: u64,
-    /// Minutes at full load over which the daemon's memory is watched.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
-    memory_minutes: u64,
-    /// Store shards, drain threads, and threads of the bare loop. Default: one for each CPU.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=256))]
-    shards: Option<u32>,
-    /// Connections that send at full load.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
-    connections: u32,
-    /// What to measure; all if absent. May be repeated.
+    /// Everything small and once, in less than three minutes: to see that it runs.
     #[arg(long)]
-    part: Vec<Part>,
-    /// Where the files are written; the system's temporary directory if absent.
+    quick: bool,
+    /// What to measure: a group, a name, or how one begins. May be repeated. Default: all.
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+    /// Tells what there is to measure.
     #[arg(long)]
-    directory: Option<PathBuf>,
-    /// Writes everything measured to this file.
+    list: bool,
+    /// Rounds of each comparison. Default: as many as each needs.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Writes into the project though it is not a full run.
     #[arg(long)]
-    json: Option<PathBuf>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Part {
-    /// Requests given to the drains, against the bare loop.
-    InProcess,
-    /// NDJSON over HTTP, against the bare loop.
-    Http,
-    /// Time to an acknowledgement at half load, against the bare loop's commits.
-    Latency,
-    /// The daemon's memory at full load.
-    Memory,
+    write: bool,
 }
 
 impl Arguments {
-    fn wants(&self, part: Part) -> bool {
-        self.part.is_empty() || self.part.contains(&part)
+    fn wants(&self, comparison: &Comparison) -> bool {
+        self.only.is_empty() || self.only.iter().any(|name| comparison.name.starts_with(name.as_str()))
     }
 
-    fn fresh_directory(&self) -> std::io::Result<TempDir> {
-        let parent = self.directory.clone().unwrap_or_else(std::env::temp_dir);
-        tempfile::Builder::new().prefix("bench-log-").tempdir_in(parent.canonicalize()?)
+    fn is_full(&self) -> bool {
+        !self.quick && self.only.is_empty() && self.rounds.is_none()
     }
 }
 
-fn main() -> Result<(), Failure> {
-    let arguments = Arguments::parse();
-    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-    let shards = arguments.shards.unwrap_or(cpus);
-    let sample = Sample::load()?;
-    let machine = Machine::describe(arguments.fresh_directory()?.path());
-    let mut report = Report::new(machine, shards);
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("bench: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
-    let full_load = throughput(&arguments, shards, &sample, &mut report)?;
-    if arguments.wants(Part::Latency) {
-        let rate = match full_load {
-            Some(rate) => rate / 2.0,
-            None => http_round(&arguments, shards, &sample)? / 2.0,
-        };
-        latency(&arguments, shards, &sample, rate, &mut report)?;
+fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let comparisons = || GROUPS.iter().copied().flatten().flat_map(|measurement| measurement.comparisons);
+    let unknown = |name: &&String| !comparisons().any(|comparison| comparison.name.starts_with(name.as_str()));
+    if let Some(name) = arguments.only.iter().find(unknown) {
+        return Err(format!("there is nothing called \"{name}\" to measure; `bench --list` tells what there is").into());
     }
-    if arguments.wants(Part::Memory) {
-        memory(&arguments, shards, &sample, &mut report)?;
+    if arguments.list {
+        for comparison in comparisons().filter(|comparison| arguments.wants(comparison)) {
+            let goal = comparison.goal.map(|goal| goal.to_string()).unwrap_or_default();
+            println!("{:34} {goal:>10}  {}", comparison.name, comparison.ours.what);
+        }
+        return Ok(ExitCode::SUCCESS);
     }
+    let machine = Machine::describe(&std::env::temp_dir().canonicalize()?);
+    let scale = Scale { quick: arguments.quick, rounds: arguments.rounds.map(|rounds| rounds as usize) };
+    let started = Instant::now();
+    let mut rows = Vec::new();
+    for measurement in GROUPS.iter().copied().flatten() {
+        let wanted: Vec<&str> =
+            measurement.comparisons.iter().filter(|comparison| arguments.wants(comparison)).map(|it| it.name).collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        eprintln!("{:4.0} s: {}", started.elapsed().as_secs_f64(), wanted.join(", "));
+        let measured = measurement.rows(scale).into_iter().filter(|row| wanted.contains(&row.name.as_str()));
+        // At once, so that a long run that is interrupted has not told nothing.
+        rows.extend(measured.inspect(|row| eprint!("{row}")));
+    }
+    let report = Report { machine, quick: arguments.quick, rows };
     print!("{report}");
-    if let Some(path) = &arguments.json {
-        std::fs::write(path, serde_json::to_vec_pretty(&report)?)?;
+    write_report(&report, arguments.is_full() || arguments.write)?;
+    Ok(if report.failures().next().is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Where files are written: the JSON's folder, and that of the charts.
+fn folders(into_project: bool) -> Result<(PathBuf, PathBuf), Failure> {
+    let (json, charts) = if into_project {
+        (e2e::cluster::project().join("bench"), e2e::cluster::project().join("docs/bench"))
+    } else {
+        // target/release/bench ► target/bench
+        let program = std::env::current_exe()?;
+        let target = program.parent().and_then(Path::parent).ok_or("the program is not in a folder of cargo's")?;
+        (target.join("bench"), target.join("bench"))
+    };
+    std::fs::create_dir_all(&json)?;
+    std::fs::create_dir_all(&charts)?;
+    Ok((json, charts))
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
+    std::fs::write(path, serde_json::to_string_pretty(value)? + "\n")?;
+    println!("written: {}", path.display());
+    Ok(())
+}
+
+fn write_report(report: &Report, into_project: bool) -> Result<(), Failure> {
+    let (json, charts) = folders(into_project)?;
+    write_json(&json.join("results.json"), report)?;
+    goals_chart(&report.rows).write(&charts.join("goals.svg"))?;
+    rates_chart(&report.rows).write(&charts.join("rates.svg"))?;
+    if into_project {
+        write_part("results", &report.markdown())?;
     }
     Ok(())
 }
 
-/// The two comparisons of throughput; gives the rate over HTTP, in events a second, if it was measured.
-fn throughput(
-    arguments: &Arguments,
-    shards: u32,
-    sample: &Sample,
-    report: &mut Report,
-) -> Result<Option<f64>, Failure> {
-    let (mut bare, mut in_process, mut http) = (Vec::new(), Vec::new(), Vec::new());
-    if !arguments.wants(Part::InProcess) && !arguments.wants(Part::Http) {
-        return Ok(None);
+/// Replaces a part of `docs/BENCHMARKS.md`.
+fn write_part(name: &str, text: &str) -> Result<(), Failure> {
+    let path = e2e::cluster::project().join("docs/BENCHMARKS.md");
+    let document = std::fs::read_to_string(&path)?;
+    let replaced = replace_part(&document, name, text);
+    std::fs::write(&path, replaced.ok_or_else(|| format!("{} has no part {name}", path.display()))?)?;
+    Ok(())
+}
+
+/// How far each value is from its goal: to the right of 1 it is met.
+fn goals_chart(rows: &[Row]) -> Bars {
+    let line = |row: &Row| {
+        let (Outcome::Measured(rounds), Some(goal)) = (&row.outcome, row.goal) else { return None };
+        let against_goal = |value: f64| match goal {
+            Goal::AtLeast(least) => value / least,
+            Goal::AtMost(most) => most / value,
+        };
+        let (least, greatest) = rounds.spread();
+        Some((row.name.clone(), vec![[rounds.value(), least, greatest].map(against_goal)]))
+    };
+    Bars {
+        title: "How far each value is from its goal, and the spread of the rounds",
+        axis: "1 is the goal, to the right of it is better",
+        sides: &["reached"],
+        lines: rows
+            .iter()
+            .filter_map(line)
+            .filter(|(_, sides)| sides[0].iter().all(|value| value.is_finite()))
+            .collect(),
+        mark: Some(1.0),
     }
-    for round in 1..=arguments.rounds {
-        eprintln!("throughput, round {round} of {}", arguments.rounds);
-        let directory = arguments.fresh_directory()?;
-        bare.push(bare::round(directory.path(), shards, sample, arguments.events)?);
-        drop(directory);
-        if arguments.wants(Part::InProcess) {
-            let directory = arguments.fresh_directory()?;
-            in_process.push(in_process::round(directory.path(), shards, sample, arguments.events)?);
+}
+
+/// Events a second of both sides.
+fn rates_chart(rows: &[Row]) -> Bars {
+    let line = |row: &Row| match &row.outcome {
+        Outcome::Measured(rounds) if row.unit == "events/s" && !rounds.baseline.is_empty() => {
+            let side = |values: &[f64]| {
+                [median(values), comparison::percentile(values, 0), comparison::percentile(values, 100)]
+            };
+            Some((row.name.clone(), vec![side(&rounds.ours), side(&rounds.baseline)]))
         }
-        if arguments.wants(Part::Http) {
-            http.push(http_round(arguments, shards, sample)?);
+        _ => None,
+    };
+    Bars {
+        title: "Events a second",
+        axis: "events a second, median and spread of the rounds",
+        sides: &["pg_lanes", "what it is compared with"],
+        lines: rows.iter().filter_map(line).collect(),
+        mark: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_of_their_group_and_there_once() {
+        let mut seen = BTreeSet::new();
+        for group in GROUPS {
+            let comparisons: Vec<&Comparison> = group.iter().flat_map(|measurement| measurement.comparisons).collect();
+            for comparison in &comparisons {
+                assert_eq!(comparison.group(), comparisons[0].group(), "{}", comparison.name);
+                assert!(seen.insert(comparison.name), "{} is there twice", comparison.name);
+            }
         }
     }
-    let rate = |rounds: &[Round]| rounds.iter().map(|round| round.rate).collect::<Vec<f64>>();
-    let cpu = |rounds: &[Round]| rounds.iter().map(|round| round.cpu_microseconds).collect::<Vec<f64>>();
-    if arguments.wants(Part::InProcess) {
-        report.add(Line::at_least("in-process path / bare loop", 0.8, &rate(&in_process), &rate(&bare), "events/s"));
-        report.add(Line::note("CPU an event, in-process / bare", &cpu(&in_process), &cpu(&bare), "us"));
-    }
-    if !arguments.wants(Part::Http) {
-        return Ok(None);
-    }
-    report.add(Line::at_least("HTTP NDJSON by 1 000 / bare loop", 0.5, &http, &rate(&bare), "events/s"));
-    Ok(Some(median(&http)))
-}
-
-fn http_round(arguments: &Arguments, shards: u32, sample: &Sample) -> Result<f64, Failure> {
-    let directory = arguments.fresh_directory()?;
-    let daemon = daemon::Daemon::start(directory.path(), shards, "")?;
-    let rate = http::rate(daemon.address(), arguments.connections, sample, arguments.events)?;
-    daemon.stop()?;
-    Ok(rate)
-}
-
-/// Acknowledgements at `rate` events a second against the bare loop's commits at the same rate, by [`REQUEST_EVENTS`].
-fn latency(arguments: &Arguments, shards: u32, sample: &Sample, rate: f64, report: &mut Report) -> Result<(), Failure> {
-    let interval = Duration::from_secs_f64(REQUEST_EVENTS as f64 / rate);
-    let count = (arguments.latency_seconds as f64 / interval.as_secs_f64()).ceil() as usize;
-    let (mut commits, mut acks) = (Series::default(), Series::default());
-    for round in 1..=arguments.rounds {
-        eprintln!("latency at {rate:.0} events/s, round {round} of {}", arguments.rounds);
-        let directory = arguments.fresh_directory()?;
-        commits.add(&bare::latencies(directory.path(), shards, sample, interval, count)?);
-        drop(directory);
-        let directory = arguments.fresh_directory()?;
-        let daemon = daemon::Daemon::start(directory.path(), shards, "")?;
-        acks.add(&http::latencies(daemon.address(), arguments.connections, sample, interval, count)?);
-        daemon.stop()?;
-    }
-    report.add(Line::at_most("ack p99 at half load / bare p99", 2.0, &acks.p99, &commits.p99, "ms"));
-    report.add(Line::note("ack p50 at half load / bare p50", &acks.p50, &commits.p50, "ms"));
-    Ok(())
-}
-
-/// The daemon's resident memory at full load, with retention at work so that the disk stays bounded.
-fn memory(arguments: &Arguments, shards: u32, sample: &Sample, report: &mut Report) -> Result<(), Failure> {
-    eprintln!("memory over {} min at full load", arguments.memory_minutes);
-    let directory = arguments.fresh_directory()?;
-    let retention = "retention_max_bytes = 1073741824\nretention_interval_s = 1\nretention_delete_rows = 100000";
-    let daemon = daemon::Daemon::start(directory.path(), shards, retention)?;
-    let load = Duration::from_secs(60 * arguments.memory_minutes);
-    let watched = http::watch_memory(&daemon, arguments.connections, sample, load)?;
-    daemon.stop()?;
-    report.add(watched.line(arguments.memory_minutes));
-    report.add_memory(watched, directory_bytes(&directory.path().join("data"))?);
-    Ok(())
-}
-
-fn directory_bytes(directory: &Path) -> std::io::Result<u64> {
-    std::fs::read_dir(directory)?.map(|entry| Ok(entry?.metadata()?.len())).sum()
 }

@@ -1,221 +1,166 @@
-//! Figures: medians, ratios beside their goals, the table and the JSON.
+//! The report of a run: the table, the JSON, and the part of `docs/BENCHMARKS.md` that is written from it.
 
-use std::fmt;
-use std::time::{Duration, Instant};
+use std::fmt::{self, Write as _};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::comparison::{Goal, Outcome, Row, median};
 use crate::machine::Machine;
 
-/// How much more memory than after the first tenth of the time still counts as flat.
-const FLAT: f64 = 1.1;
-
-/// Everything measured.
-#[derive(Debug, Serialize)]
+/// Everything measured in a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    machine: Machine,
-    shards: u32,
-    lines: Vec<Line>,
-    memory: Option<Memory>,
-    disk_bytes_after: Option<u64>,
-}
-
-/// One comparison.
-#[derive(Debug, Serialize)]
-pub struct Line {
-    what: String,
-    goal: Option<Goal>,
-    ratio: f64,
-    /// Least and greatest ratio of a round.
-    spread: (f64, f64),
-    measured: f64,
-    against: f64,
-    unit: &'static str,
-}
-
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Goal {
-    AtLeast(f64),
-    AtMost(f64),
-}
-
-impl Line {
-    /// A ratio that should not be below `goal`; a round's two figures are at the same place.
-    pub fn at_least(what: &str, goal: f64, measured: &[f64], against: &[f64], unit: &'static str) -> Line {
-        Line::of_rounds(what, Some(Goal::AtLeast(goal)), measured, against, unit)
-    }
-
-    /// A ratio that should not be above `goal`.
-    pub fn at_most(what: &str, goal: f64, measured: &[f64], against: &[f64], unit: &'static str) -> Line {
-        Line::of_rounds(what, Some(Goal::AtMost(goal)), measured, against, unit)
-    }
-
-    /// A ratio without a goal.
-    pub fn note(what: &str, measured: &[f64], against: &[f64], unit: &'static str) -> Line {
-        Line::of_rounds(what, None, measured, against, unit)
-    }
-
-    fn of_rounds(what: &str, goal: Option<Goal>, measured: &[f64], against: &[f64], unit: &'static str) -> Line {
-        let ratios: Vec<f64> = measured.iter().zip(against).map(|(measured, against)| measured / against).collect();
-        Line {
-            what: what.to_owned(),
-            goal,
-            ratio: median(&ratios),
-            spread: (percentile(&ratios, 0), percentile(&ratios, 100)),
-            measured: median(measured),
-            against: median(against),
-            unit,
-        }
-    }
-}
-
-/// What a round of a throughput comparison took.
-#[derive(Debug, Clone, Copy)]
-pub struct Round {
-    /// Events a second by the wall clock.
-    pub rate: f64,
-    /// CPU time of this process for an event, in microseconds. It hardly depends on what else the machine does.
-    pub cpu_microseconds: f64,
-}
-
-/// Takes the time of a round.
-#[derive(Debug)]
-pub struct Clock {
-    wall: Instant,
-    cpu: Duration,
-}
-
-impl Clock {
-    /// Begins now.
-    pub fn start() -> Clock {
-        Clock { wall: Instant::now(), cpu: cpu_time() }
-    }
-
-    /// What `events` events took since then.
-    pub fn stop(&self, events: usize) -> Round {
-        let events = events as f64;
-        let cpu = cpu_time().saturating_sub(self.cpu);
-        Round { rate: events / self.wall.elapsed().as_secs_f64(), cpu_microseconds: cpu.as_secs_f64() * 1e6 / events }
-    }
-}
-
-/// The time that all threads of this process have worked.
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
-/// The daemon's memory, second by second.
-#[derive(Debug, Serialize)]
-pub struct Memory {
-    /// Resident, in KiB.
-    pub kib: Vec<u64>,
-    /// Events a second meanwhile.
-    pub rate: f64,
-}
-
-impl Memory {
-    /// The last figure against the one after a tenth of the time, when caches and buffers have their size.
-    pub fn line(&self, minutes: u64) -> Line {
-        let mib = |kib: Option<&u64>| *kib.unwrap_or(&0) as f64 / 1024.0;
-        let (first, last) = (mib(self.kib.get(self.kib.len() / 10)), mib(self.kib.last()));
-        let what = format!("memory after {minutes} min at full load / at first");
-        let goal = Some(Goal::AtMost(FLAT));
-        let ratio = last / first;
-        let greatest = mib(self.kib.iter().max()) / first;
-        Line { what, goal, ratio, spread: (ratio, greatest), measured: last, against: first, unit: "MiB" }
-    }
-}
-
-/// Times of several rounds.
-#[derive(Debug, Default)]
-pub struct Series {
-    /// Each round's median.
-    pub p50: Vec<f64>,
-    /// Each round's 99th percentile.
-    pub p99: Vec<f64>,
-}
-
-impl Series {
-    /// Adds a round.
-    pub fn add(&mut self, times: &[f64]) {
-        self.p50.push(median(times));
-        self.p99.push(percentile(times, 99));
-    }
-}
-
-/// The middle value.
-pub fn median(values: &[f64]) -> f64 {
-    percentile(values, 50)
-}
-
-/// The value that so many in a hundred do not exceed; 0 and 100 are the least and the greatest. 0 if there is none.
-pub fn percentile(values: &[f64], percent: usize) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    let rank = (sorted.len() * percent).div_ceil(100);
-    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+    /// Where.
+    pub machine: Machine,
+    /// Whether it was a quick run, whose values say little.
+    pub quick: bool,
+    /// In the order in which they were measured.
+    pub rows: Vec<Row>,
 }
 
 impl Report {
-    /// A report without figures yet.
-    pub fn new(machine: Machine, shards: u32) -> Report {
-        Report { machine, shards, lines: Vec::new(), memory: None, disk_bytes_after: None }
+    /// The comparisons that did not come out right.
+    pub fn failures(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|row| matches!(row.outcome, Outcome::Failed(_)))
     }
 
-    /// Adds a comparison.
-    pub fn add(&mut self, line: Line) {
-        self.lines.push(line);
+    /// Machine and table for a file of Markdown, and what each line compares.
+    pub fn markdown(&self) -> String {
+        let mut text = format!("```\n{self}```\n\n| line | ours | against | goal |\n|---|---|---|---|\n");
+        for row in &self.rows {
+            let ours = format!("{}; {}", row.ours, row.ours_durability);
+            let baseline = match (&row.baseline, &row.baseline_durability) {
+                (Some(what), Some(durability)) => format!("{what}; {durability}"),
+                _ => String::new(),
+            };
+            let goal = row.goal.map_or("none".to_owned(), |goal| goal.to_string());
+            writeln!(text, "| `{}` | {ours} | {baseline} | {goal} |", row.name).expect("memory");
+        }
+        text
     }
+}
 
-    /// Adds what was seen of the memory.
-    pub fn add_memory(&mut self, memory: Memory, disk_bytes_after: u64) {
-        self.memory = Some(memory);
-        self.disk_bytes_after = Some(disk_bytes_after);
+/// `document` with what stands between the comments `<!-- NAME -->` and `<!-- /NAME -->` replaced by `text`; none if they are
+/// not there.
+pub fn replace_part(document: &str, name: &str, text: &str) -> Option<String> {
+    let (before, rest) = document.split_once(&format!("<!-- {name} -->\n"))?;
+    let end = format!("<!-- /{name} -->");
+    let (_, after) = rest.split_once(&end)?;
+    Some(format!("{before}<!-- {name} -->\n{text}{end}{after}"))
+}
+
+/// A value with the digits that say something.
+pub fn figure(value: f64) -> String {
+    match value.abs() {
+        1000.0.. => format!("{value:.0}"),
+        10.0.. => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Goal::AtLeast(goal) => write!(formatter, ">= {goal}"),
+            Goal::AtMost(goal) => write!(formatter, "<= {goal}"),
+        }
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(formatter, "{}; {} shards", self.machine, self.shards)?;
-        let (what, ratio, goal, spread, measured, against) = ("", "ratio", "goal", "spread", "measured", "against");
-        writeln!(formatter, "{what:44} {ratio:>6} {goal:>8} {spread:>13} {measured:>10} {against:>10}")?;
-        for Line { what, goal, ratio, spread: (least, greatest), measured, against, unit } in &self.lines {
-            let (goal, verdict) = match *goal {
-                None => (String::new(), ""),
-                Some(Goal::AtLeast(goal)) => (format!(">= {goal}"), if *ratio >= goal { "met" } else { "MISSED" }),
-                Some(Goal::AtMost(goal)) => (format!("<= {goal}"), if *ratio <= goal { "met" } else { "MISSED" }),
-            };
-            let spread = format!("{least:.2} to {greatest:.2}");
-            let digits = if *unit == "events/s" { 0 } else { 1 };
-            writeln!(
-                formatter,
-                "{what:44} {ratio:6.2} {goal:>8} {spread:>13} {measured:10.digits$} {against:10.digits$} {unit:8} {verdict}"
-            )?;
-        }
-        if let Some(Memory { kib, rate }) = &self.memory {
-            let greatest = kib.iter().max().copied().unwrap_or_default() as f64 / 1024.0;
-            writeln!(formatter, "memory: greatest {greatest:.1} MiB, at {rate:.0} events/s")?;
-        }
-        Ok(())
+        writeln!(
+            formatter,
+            "{}{}",
+            self.machine,
+            if self.quick { "; a quick run, whose values say little" } else { "" }
+        )?;
+        let heads = ["", "value", "goal", "spread", "ours", "against", "unit", ""];
+        line(formatter, heads.map(str::to_owned))?;
+        self.rows.iter().try_for_each(|row| fmt::Display::fmt(row, formatter))
     }
+}
+
+impl fmt::Display for Row {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rounds = match &self.outcome {
+            Outcome::Measured(rounds) => rounds,
+            Outcome::NotRun(reason) => return writeln!(formatter, "{:34} not run: {reason}", self.name),
+            Outcome::Failed(reason) => return writeln!(formatter, "{:34} FAILED: {reason}", self.name),
+        };
+        let (least, greatest) = rounds.spread();
+        let side = |values: &[f64]| if rounds.baseline.is_empty() { String::new() } else { figure(median(values)) };
+        let verdict = match self.verdict() {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "",
+        };
+        line(
+            formatter,
+            [
+                self.name.clone(),
+                figure(rounds.value()),
+                self.goal.map(|goal| goal.to_string()).unwrap_or_default(),
+                format!("{} to {}", figure(least), figure(greatest)),
+                side(&rounds.ours),
+                side(&rounds.baseline),
+                self.unit.clone(),
+                verdict.to_owned(),
+            ],
+        )
+    }
+}
+
+fn line(formatter: &mut fmt::Formatter<'_>, columns: [String; 8]) -> fmt::Result {
+    let [name, value, goal, spread, ours, baseline, unit, verdict] = columns;
+    let text = format!("{name:34} {value:>9} {goal:>9} {spread:>18} {ours:>9} {baseline:>9} {unit:13} {verdict}");
+    writeln!(formatter, "{}", text.trim_end())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comparison::{Comparison, Rounds, Side};
+
+    const PAIR: Comparison = Comparison {
+        name: "projections/read-model",
+        ours: Side { what: "ours", durability: "fsync" },
+        baseline: Some(Side { what: "by hand", durability: "fsync too" }),
+        unit: "events/s",
+        goal: Some(Goal::AtLeast(0.8)),
+    };
 
     #[test]
-    fn percentiles_are_values_that_were_measured() {
-        let values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
-        assert_eq!([0, 50, 99, 100].map(|percent| percentile(&values, percent)), [1.0, 100.0, 198.0, 200.0]);
-        assert_eq!((median(&[3.0]), median(&[])), (3.0, 0.0));
+    fn a_row_tells_value_goal_spread_both_sides_and_the_verdict() {
+        let rounds = Rounds::against(vec![8000.0, 9000.0, 7000.0], vec![10000.0, 10000.0, 10000.0]);
+        let row = PAIR.row(Outcome::Measured(rounds)).to_string();
+        let words: Vec<&str> = row.split_whitespace().collect();
+        let expected =
+            ["projections/read-model", "0.80", ">=", "0.8", "0.70", "to", "0.90", "8000", "10000", "events/s", "met"];
+        assert_eq!(words, expected);
     }
 
     #[test]
-    fn a_ratio_is_the_median_of_the_rounds_and_not_the_ratio_of_medians() {
-        let line = Line::at_least("a", 0.5, &[1.0, 8.0, 9.0], &[2.0, 10.0, 9.0], "events/s");
-        assert_eq!((line.ratio, line.spread), (0.8, (0.5, 1.0)));
+    fn a_row_without_a_baseline_has_its_value_once() {
+        let alone = Comparison { baseline: None, unit: "ms", goal: None, ..PAIR };
+        let row = alone.row(Outcome::Measured(Rounds::of_ours(vec![12.34]))).to_string();
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(words, ["projections/read-model", "12.3", "12.3", "to", "12.3", "ms"]);
+    }
+
+    #[test]
+    fn what_was_not_run_or_failed_says_why() {
+        let text = |outcome| PAIR.row(outcome).to_string();
+        assert!(text(Outcome::NotRun("no server".to_owned())).ends_with("not run: no server\n"));
+        assert!(text(Outcome::Failed("3 of 4".to_owned())).ends_with("FAILED: 3 of 4\n"));
+    }
+
+    #[test]
+    fn a_part_of_a_document_is_replaced_and_the_rest_is_kept() {
+        let document = "# A\n<!-- results -->\nold\n<!-- /results -->\nrest\n";
+        let replaced = replace_part(document, "results", "new\n").unwrap();
+        assert_eq!(replaced, "# A\n<!-- results -->\nnew\n<!-- /results -->\nrest\n");
+        assert_eq!(replace_part(&replaced, "results", "new\n").unwrap(), replaced);
+        assert_eq!(replace_part(document, "growth", "new\n"), None);
     }
 }

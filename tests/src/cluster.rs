@@ -193,6 +193,11 @@ pub async fn wait_until(client: &Client, condition: &str) {
     }
 }
 
+/// The version of the server that clusters run, in its own words.
+pub fn server_version() -> String {
+    output(Command::new(script("find_pg_config", [""; 0])).arg("--version"), "")
+}
+
 /// The folder of the project.
 pub fn project() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the project")

@@ -186,6 +186,17 @@ impl Daemon {
         Duration::from_millis(ticks.sum::<u64>() * 10)
     }
 
+    /// Its resident memory in KiB.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn resident_kib(&self) -> u64 {
+        let process = self.child.as_ref().expect("it runs").id();
+        let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("the kernel tells VmRSS");
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
+    }
+
     /// Waits until its log has a line with this text.
     pub fn wait_for_log(&self, text: &str) {
         self.wait_until(&format!("\"{text}\" is in its log"), || self.log().contains(text));

@@ -1,18 +1,15 @@
 //! Producers that send NDJSON over HTTP and wait for the acknowledgement of each request.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::daemon::Daemon;
-use crate::report::Memory;
-use crate::sample::Sample;
-use crate::{Failure, REQUEST_EVENTS};
+use crate::measurement::Failure;
+use crate::sample::{Flights, REQUEST_EVENTS};
 
-/// Time between two looks at the daemon's memory.
+/// Time between two looks at a daemon under load.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// One producer on one connection.
@@ -65,13 +62,13 @@ fn on_each_connection<T: Send>(
 }
 
 /// Stores `events` events as fast as it goes; gives events a second.
-pub fn rate(address: &str, connections: u32, sample: &Sample, events: u64) -> Result<f64, Failure> {
+pub fn rate(address: &str, connections: u32, flights: &Flights, events: u64) -> Result<f64, Failure> {
     let requests = events as usize / REQUEST_EVENTS;
     let started = Instant::now();
     on_each_connection(address, connections, |connection, producer| {
         (connection as usize..requests)
             .step_by(connections as usize)
-            .try_for_each(|number| producer.send(sample.body(number)))
+            .try_for_each(|number| producer.send(flights.body(number)))
     })?;
     Ok((requests * REQUEST_EVENTS) as f64 / started.elapsed().as_secs_f64())
 }
@@ -81,7 +78,7 @@ pub fn rate(address: &str, connections: u32, sample: &Sample, events: u64) -> Re
 pub fn latencies(
     address: &str,
     connections: u32,
-    sample: &Sample,
+    flights: &Flights,
     interval: Duration,
     count: usize,
 ) -> Result<Vec<f64>, Failure> {
@@ -91,7 +88,7 @@ pub fn latencies(
         for number in (connection as usize..count).step_by(connections as usize) {
             let due = started + interval * number as u32;
             thread::sleep(due.saturating_duration_since(Instant::now()));
-            producer.send(sample.body(number))?;
+            producer.send(flights.body(number))?;
             times.push(due.elapsed().as_secs_f64() * 1000.0);
         }
         Ok(times)
@@ -99,32 +96,33 @@ pub fn latencies(
     Ok(times.concat())
 }
 
-/// Sends as fast as it goes for `load`, and looks at the daemon's memory.
-pub fn watch_memory(daemon: &Daemon, connections: u32, sample: &Sample, load: Duration) -> Result<Memory, Failure> {
-    let over = Arc::new(AtomicBool::new(false));
+/// Sends as fast as it goes for `duration`, and calls `look` once a second; gives events a second.
+pub fn load(
+    address: &str,
+    connections: u32,
+    flights: &Flights,
+    duration: Duration,
+    mut look: impl FnMut(),
+) -> Result<f64, Failure> {
+    let over = AtomicBool::new(false);
     let started = Instant::now();
     thread::scope(|scope| {
-        let sending = scope.spawn({
-            let over = Arc::clone(&over);
-            move || {
-                on_each_connection(daemon.address(), connections, |connection, producer| {
-                    let mut number = connection as usize;
-                    while !over.load(Ordering::Relaxed) {
-                        producer.send(sample.body(number))?;
-                        number += 1;
-                    }
-                    Ok(number - connection as usize)
-                })
-            }
+        let sending = scope.spawn(|| {
+            on_each_connection(address, connections, |connection, producer| {
+                let mut number = connection as usize;
+                while !over.load(Ordering::Relaxed) {
+                    producer.send(flights.body(number))?;
+                    number += 1;
+                }
+                Ok(number - connection as usize)
+            })
         });
-        let mut kib = Vec::new();
-        while started.elapsed() < load && !sending.is_finished() {
+        while started.elapsed() < duration && !sending.is_finished() {
             thread::sleep(LOOK);
-            kib.push(daemon.resident_kib()?);
+            look();
         }
         over.store(true, Ordering::Relaxed);
         let requests: usize = sending.join().map_err(|_| "a thread panicked")??.iter().sum();
-        let rate = (requests * REQUEST_EVENTS) as f64 / started.elapsed().as_secs_f64();
-        Ok(Memory { kib, rate })
+        Ok((requests * REQUEST_EVENTS) as f64 / started.elapsed().as_secs_f64())
     })
 }

@@ -15,9 +15,9 @@ use lanes_core::event::Event;
 use rusqlite::{Connection, params};
 use uuid::Uuid;
 
-use crate::report::{Clock, Round};
-use crate::sample::Sample;
-use crate::{Failure, REQUEST_EVENTS};
+use crate::log::{Clock, Speed};
+use crate::measurement::Failure;
+use crate::sample::{Flights, REQUEST_EVENTS};
 
 /// Events of a transaction when throughput is measured: the log's `max_batch_size`.
 const BATCH_EVENTS: usize = 10_000;
@@ -110,10 +110,10 @@ fn on_each_shard<T: Send>(
 }
 
 /// Writes `events` events as fast as it goes.
-pub fn round(directory: &Path, shards: u32, sample: &Sample, events: u64) -> Result<Round, Failure> {
+pub fn round(directory: &Path, shards: u32, flights: &Flights, events: u64) -> Result<Speed, Failure> {
     let share = (events / u64::from(shards)) as usize;
     let (_events, clock) = on_each_shard(directory, shards, |shard, start| {
-        let events = sample.events(share * shard.shard as usize, share);
+        let events = flights.events(share * shard.shard as usize, share);
         start.wait();
         for batch in events.chunks(BATCH_EVENTS) {
             shard.commit(batch)?;
@@ -129,13 +129,13 @@ pub fn round(directory: &Path, shards: u32, sample: &Sample, events: u64) -> Res
 pub fn latencies(
     directory: &Path,
     shards: u32,
-    sample: &Sample,
+    flights: &Flights,
     interval: Duration,
     count: usize,
 ) -> Result<Vec<f64>, Failure> {
     let (times, _) = on_each_shard(directory, shards, |shard, start| {
         let batches: Vec<Vec<Event>> =
-            (0..6).map(|batch| sample.events(batch * REQUEST_EVENTS, REQUEST_EVENTS)).collect();
+            (0..6).map(|batch| flights.events(batch * REQUEST_EVENTS, REQUEST_EVENTS)).collect();
         let mut times = Vec::new();
         start.wait();
         let started = Instant::now();

@@ -11,9 +11,9 @@ use ingestd::log::{Log, LogSettings, open};
 use lanes_core::event::Event;
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::report::{Clock, Round};
-use crate::sample::Sample;
-use crate::{Failure, REQUEST_EVENTS};
+use crate::log::{Clock, Speed};
+use crate::measurement::Failure;
+use crate::sample::{Flights, REQUEST_EVENTS};
 
 /// Producers of each drain.
 const PRODUCERS: usize = 2;
@@ -22,7 +22,7 @@ const PRODUCERS: usize = 2;
 const IN_FLIGHT: usize = 64;
 
 /// Stores `events` events as fast as it goes.
-pub fn round(directory: &Path, shards: u32, sample: &Sample, events: u64) -> Result<Round, Failure> {
+pub fn round(directory: &Path, shards: u32, flights: &Flights, events: u64) -> Result<Speed, Failure> {
     let log = Arc::new(open(&LogSettings {
         data_directory: directory.to_owned(),
         drain_threads: shards,
@@ -42,7 +42,7 @@ pub fn round(directory: &Path, shards: u32, sample: &Sample, events: u64) -> Res
     let work: Vec<Vec<Vec<Event>>> = (0..producers)
         .map(|producer| {
             let first = producer * share;
-            (0..requests).map(|number| sample.events(first + number * REQUEST_EVENTS, REQUEST_EVENTS)).collect()
+            (0..requests).map(|number| flights.events(first + number * REQUEST_EVENTS, REQUEST_EVENTS)).collect()
         })
         .collect();
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
