@@ -15,6 +15,7 @@
 #   make bench-log     measures the log against a bare SQLite loop; BENCH_ARGUMENTS="…" as in docs/BENCHMARKS.md
 #   make bench-projections  measures projections against SQL written by hand; BENCH_ARGUMENTS="rounds events rows"
 #   make bench-lanes   measures how fast lanes change their number and their owner, and what idle ones cost
+#   make fuzz          what is read from outside, each part for FUZZ_SECONDS (default 60); FUZZ_TARGETS="requests cursors" chooses
 #   make lint          formatting, clippy, shell scripts
 #   make check-sql     pgspot and plpgsql_check over the extension's SQL
 #   make docs          writes docs/SQL.md from the installed extension
@@ -22,7 +23,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test soak-log soak-projections soak-lanes bench-log bench-projections bench-lanes demo demo-stop demo-clean lint setup check-sql docs
+.PHONY: all build install installcheck test soak-log soak-projections soak-lanes bench-log bench-projections bench-lanes fuzz demo demo-stop demo-clean lint setup check-sql docs
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -121,8 +122,25 @@ bench-lanes: install
 	cargo build --release -p ingestd -p e2e
 	$(TARGET)/release/lanes_bench $(BENCH_ARGUMENTS)
 
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= requests definitions cursors settings files
+FUZZ_FOLDER := $(abspath $(TARGET))/fuzz
+
+# A stable toolchain will do, since no sanitizer is asked for: the code is safe Rust, with debug assertions. What is found is
+# a file in fuzz/artifacts; new inputs are kept in the target's folder and used again. `cargo install` does nothing if the
+# tool is there.
+fuzz: setup
+	cargo install --quiet --locked --version 0.13.2 --root $(FUZZ_FOLDER)/tool cargo-fuzz
+	for target in $(FUZZ_TARGETS); do \
+	  mkdir -p $(FUZZ_FOLDER)/corpus/$$target; \
+	  PATH=$(FUZZ_FOLDER)/tool/bin:$$PATH cargo fuzz run --fuzz-dir fuzz --sanitizer none --target-dir $(FUZZ_FOLDER) $$target \
+	    $(FUZZ_FOLDER)/corpus/$$target fuzz/seeds/$$target -- \
+	    -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=1024 -max_len=8192 -print_final_stats=1; \
+	done
+
 lint:
 	cargo fmt --all --check
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	PGRX_PG_CONFIG_PATH=$(FOUND_PG_CONFIG) cargo clippy --workspace --all-targets -- -D warnings
 	for script in scripts/* .ci/run; do bash -n $$script; done
 	if command -v shellcheck > /dev/null; then shellcheck scripts/* .ci/run; fi

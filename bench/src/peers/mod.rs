@@ -110,11 +110,11 @@ pub const MEASUREMENTS: &[Measurement] = &[
             "peers/nats",
             TO_TOTAL,
             Side {
-                what: "20 000 check-ins, NATS JetStream: 8 producers publish 1 000 and await their acknowledgements, one pull consumer folds up to 10 000",
+                what: "5 000 check-ins, NATS JetStream: 8 producers publish 1 000 and await their acknowledgements, one pull consumer folds up to 10 000",
                 durability: "file storage, sync_interval: always; last sequence committed with the total, each event once",
             },
         )],
-        run: |scale| compare(scale, 20_000, ours::to_total, nats::to_total),
+        run: |scale| compare(scale, 5_000, ours::to_total, nats::to_total),
     },
     Measurement {
         comparisons: &[against(
@@ -143,11 +143,11 @@ pub const MEASUREMENTS: &[Measurement] = &[
             "peers/nats-ingest",
             TO_ACKNOWLEDGEMENT,
             Side {
-                what: "20 000 check-ins, NATS JetStream: the same producers until the last acknowledgement, nobody consumes",
+                what: "5 000 check-ins, NATS JetStream: the same producers until the last acknowledgement, nobody consumes",
                 durability: "file storage, sync_interval: always",
             },
         )],
-        run: |scale| compare(scale, 20_000, ours::to_acknowledgement, nats::to_acknowledgement),
+        run: |scale| compare(scale, 5_000, ours::to_acknowledgement, nats::to_acknowledgement),
     },
 ];
 

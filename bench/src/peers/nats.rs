@@ -14,9 +14,9 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::checkins::{self, Folded, PRODUCERS, TOTAL};
 use super::server::{Server, program};
+use super::unnest::BATCH;
 use super::{DATABASE, Lines, directory, free_port, joined};
 use crate::measurement::{Failure, NotRun};
-use super::unnest::BATCH;
 use crate::sample::REQUEST_EVENTS;
 
 const STREAM: &str = "checkins";

@@ -10,9 +10,9 @@ use serde_json::Value;
 use tokio::task::JoinSet;
 
 use super::checkins::{self, PRODUCERS};
+use super::unnest::BATCH;
 use super::{DATABASE, Lines, joined};
 use crate::measurement::Failure;
-use super::unnest::BATCH;
 use crate::sample::REQUEST_EVENTS;
 
 const LANES: usize = 4;
@@ -39,8 +39,9 @@ pub async fn to_total(cluster: &Cluster, events: &Lines) -> Result<f64, Failure>
     let mut daemon = Daemon::new(Some(&cluster.connection_string(DATABASE)), &settings);
     let file = daemon.settings_path().with_file_name("projections.yaml");
     std::fs::write(&file, DEFINITION)?;
-    daemon.run(&["apply", file.to_str().ok_or("a path that is not UTF-8")?]);
+    // A log must be there before a projection can read it.
     daemon.start();
+    daemon.run(&["apply", file.to_str().ok_or("a path that is not UTF-8")?]);
     daemon.wait_until_applied(LANES, 0);
     let reader = cluster.connect(DATABASE).await;
     let started = Instant::now();

@@ -85,7 +85,8 @@ async fn start_ticker(cluster: &Cluster) -> Result<Server, Failure> {
     let before = ticks();
     let ticked = async || (ticks() != before).then_some(());
     let (server, ()) =
-        Server::start(directory, &program("pgqd")?, &[file.to_str().ok_or("a path that is not UTF-8")?], ticked).await?;
+        Server::start(directory, &program("pgqd")?, &[file.to_str().ok_or("a path that is not UTF-8")?], ticked)
+            .await?;
     Ok(server)
 }
 

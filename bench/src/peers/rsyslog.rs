@@ -51,7 +51,9 @@ async fn start(cluster: &Cluster) -> Result<(Server, std::io::BufWriter<UnixStre
     // It would run without the modules that it does not find.
     let check = Command::new(&program).args(["-N1", "-f", &file]).output()?;
     if !check.status.success() {
-        return Err(NotRun(format!("rsyslogd refuses its settings: {}", String::from_utf8_lossy(&check.stderr))).into());
+        let said = String::from_utf8_lossy(&check.stderr);
+        let error = said.lines().find(|line| line.contains("error")).unwrap_or_default();
+        return Err(NotRun(format!("rsyslogd refuses its settings: {error}")).into());
     }
     let answers = async || UnixStream::connect(&socket).ok();
     let (server, stream) = Server::start(directory, &program, &arguments, answers).await?;
@@ -70,7 +72,7 @@ main_queue(queue.type="Disk" queue.filename="main" queue.syncqueuefiles="on" que
     queue.size="10000000" queue.timeoutenqueue="600000" queue.dequeuebatchsize="{TRANSACTION}")
 input(type="imptcp" path="{socket}")
 template(name="upsert" type="string" option.stdsql="on" string="{upsert}")
-action(type="ompgsql" conninfo="host={host} port={port} user=postgres dbname={DATABASE}" template="upsert")
+action(type="ompgsql" conninfo="postgresql:///{DATABASE}?host={host}&port={port}&user=postgres" template="upsert")
 "#,
         directory = directory.path().display(),
         socket = socket.display(),

@@ -45,15 +45,15 @@ impl Server {
                 return Ok((server, answered));
             }
             if server.child.try_wait()?.is_some() || Instant::now() > deadline {
-                return Err(NotRun(format!("{} does not answer: {}", program.display(), server.log())).into());
+                return Err(NotRun(format!("{} does not answer: {}", program.display(), server.last_word())).into());
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
-    /// What it said.
-    pub fn log(&self) -> String {
-        fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    fn last_word(&self) -> String {
+        let log = fs::read_to_string(self.directory.path().join("log")).unwrap_or_default();
+        log.lines().last().unwrap_or("it said nothing").to_owned()
     }
 }
 

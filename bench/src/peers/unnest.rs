@@ -1,15 +1,14 @@
 //! The loop that somebody would write by hand: payloads in memory are parsed, and batches of 10 000 are sent as arrays to
 //! one UPSERT, one transaction each.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use e2e::cluster::Cluster;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
-use super::{DATABASE, Lines};
 use super::checkins::{self, Checkin, TOTAL};
+use super::{DATABASE, Lines};
 use crate::measurement::Failure;
 use crate::sample::Order;
 
