@@ -12,9 +12,10 @@
 #   make demo          installs what is missing, builds, and shows a week of flights in three projections
 #   make demo-stop     ends the demo and keeps its data
 #   make demo-clean    removes the demo
-#   make bench-log     measures the log against a bare SQLite loop; BENCH_ARGUMENTS="…" as in docs/BENCHMARKS.md
-#   make bench-projections  measures projections against SQL written by hand; BENCH_ARGUMENTS="rounds events rows"
-#   make bench-lanes   measures how fast lanes change their number and their owner, and what idle ones cost
+#   make bench         measures everything against its goals, in less than 30 minutes, and writes the figures into the project;
+#                      BENCH_ARGUMENTS="--quick" is over in 3, "--only NAME" measures a part, "--list" tells the names
+#   make bench-growth  measures what an event costs as the log, shards, lanes, projections and keys grow; GROWTH_EVENTS
+#                      (default 10 million), BENCH_ARGUMENTS="--only growth/keys"
 #   make fuzz          what is read from outside, each part for FUZZ_SECONDS (default 60); FUZZ_TARGETS="requests cursors" chooses
 #   make lint          formatting, clippy, shell scripts
 #   make check-sql     pgspot and plpgsql_check over the extension's SQL
@@ -23,7 +24,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test soak-log soak-projections soak-lanes bench-log bench-projections bench-lanes fuzz demo demo-stop demo-clean lint setup check-sql docs
+.PHONY: all build install installcheck test soak-log soak-projections soak-lanes bench bench-growth fuzz demo demo-stop demo-clean lint setup check-sql docs
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -110,17 +111,13 @@ LANE_ROUNDS ?= 100
 soak-lanes:
 	LANE_ROUNDS=$(LANE_ROUNDS) LANE_SEED=$${LANE_SEED:-$$RANDOM} cargo test -p e2e --test lane_chaos each_event -- --nocapture
 
-bench-log:
+bench bench-growth: setup install
+	scripts/cluster sweep
+	if [[ $@ = bench && ( "$(BENCH_ARGUMENTS)" != *--only* || "$(BENCH_ARGUMENTS)" = *peers* ) ]]; then scripts/setup_peers; fi
 	cargo build --release -p ingestd -p bench
-	$(TARGET)/release/bench-log $(BENCH_ARGUMENTS)
+	$(TARGET)/release/bench $(if $(filter bench-growth,$@),--growth --events $(GROWTH_EVENTS)) $(BENCH_ARGUMENTS)
 
-bench-projections: install
-	cargo build --release -p ingestd -p e2e
-	$(TARGET)/release/projections_bench $(BENCH_ARGUMENTS)
-
-bench-lanes: install
-	cargo build --release -p ingestd -p e2e
-	$(TARGET)/release/lanes_bench $(BENCH_ARGUMENTS)
+GROWTH_EVENTS ?= 10000000
 
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= requests definitions cursors settings files

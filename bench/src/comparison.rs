@@ -83,11 +83,6 @@ pub struct Row {
 }
 
 impl Comparison {
-    /// Its group.
-    pub fn group(&self) -> &'static str {
-        group_of(self.name)
-    }
-
     /// The line of the table that tells `outcome`.
     pub fn row(&self, outcome: Outcome) -> Row {
         Row {
@@ -147,11 +142,6 @@ impl Rounds {
 }
 
 impl Row {
-    /// Its group.
-    pub fn group(&self) -> &str {
-        group_of(&self.name)
-    }
-
     /// Whether the goal is met; none without a goal or without a value.
     pub fn verdict(&self) -> Option<bool> {
         match (&self.outcome, self.goal) {
@@ -159,10 +149,6 @@ impl Row {
             _ => None,
         }
     }
-}
-
-fn group_of(name: &str) -> &str {
-    name.split('/').next().unwrap_or_default()
 }
 
 /// The middle value.

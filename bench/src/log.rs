@@ -17,7 +17,7 @@ use crate::comparison::{Comparison, Goal, Rounds, Side, median, percentile};
 use crate::measurement::{Failure, Measurement, Scale};
 use crate::sample::{Flights, REQUEST_EVENTS};
 
-pub use http::{load, rate};
+pub use http::{load, send};
 
 /// Connections that send at full load.
 pub const CONNECTIONS: u32 = 8;
@@ -162,10 +162,12 @@ fn stop(mut daemon: Daemon) -> Result<(), Failure> {
 /// Events a second over HTTP, all of which must be in the log afterwards.
 fn http_round(flights: &Flights, events: u64) -> Result<f64, Failure> {
     let daemon = daemon("");
-    let rate = rate(&daemon.address(), CONNECTIONS, flights, events)?;
+    let requests = events as usize / REQUEST_EVENTS;
+    let body = |number| (flights.body(number).into(), REQUEST_EVENTS as u64);
+    let rate = send(&daemon.address(), CONNECTIONS, "producer", requests, body)?;
     let stored = daemon.stored_events();
     stop(daemon)?;
-    let sent = events / REQUEST_EVENTS as u64 * REQUEST_EVENTS as u64;
+    let sent = (requests * REQUEST_EVENTS) as u64;
     if stored == sent { Ok(rate) } else { Err(format!("{stored} of {sent} events are in the log").into()) }
 }
 
@@ -210,7 +212,7 @@ fn memory(scale: Scale) -> Result<Vec<Rounds>, Failure> {
     let flights = Flights::load()?;
     let daemon = daemon(BOUNDED);
     let mut resident_mib = Vec::new();
-    load(&daemon.address(), CONNECTIONS, &flights, Duration::from_secs(scale.pick(300, 10)), || {
+    load(&daemon.address(), CONNECTIONS, &flights, Duration::from_secs(scale.pick(300, 5)), || {
         resident_mib.push(daemon.resident_kib() as f64 / 1024.0);
     })?;
     stop(daemon)?;

@@ -54,6 +54,8 @@ pub fn figure(value: f64) -> String {
     match value.abs() {
         1000.0.. => format!("{value:.0}"),
         10.0.. => format!("{value:.1}"),
+        0.0 => "0".to_owned(),
+        ..0.1 => format!("{value:.4}"),
         _ => format!("{value:.2}"),
     }
 }

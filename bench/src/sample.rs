@@ -1,4 +1,4 @@
-//! The events that are written: a week of real flights, repeated; check-ins of one show; orders.
+//! The events that are written: a week of real flights, repeated; check-ins of one show; orders; payments.
 
 use std::io::Read;
 use std::path::Path;
@@ -56,8 +56,29 @@ pub fn checkin_key(number: usize) -> String {
 
 /// The `number`-th check-in as a line that a producer sends.
 pub fn checkin_line(number: usize) -> String {
+    checkin_line_of("CHECKED_IN", number)
+}
+
+/// The same as an event of another type.
+pub fn checkin_line_of(event_type: &str, number: usize) -> String {
     let (key, ts, payload) = (checkin_key(number), BEGIN_MS + number as i64, checkin_payload(number));
-    format!(r#"{{"type":"CHECKED_IN","key":"{key}","ts":{ts},"payload":{payload}}}"#)
+    format!(r#"{{"type":"{event_type}","key":"{key}","ts":{ts},"payload":{payload}}}"#)
+}
+
+/// The account of the `number`-th payment: one of `keys`, as if by chance.
+pub fn payment_key(number: usize, keys: usize) -> String {
+    format!("account-{}", lanes_core::hash::murmur3_x86_32(&(number as u64).to_le_bytes(), 0) as usize % keys)
+}
+
+/// The amount of the `number`-th payment.
+pub fn payment_cents(number: usize) -> i64 {
+    (number % 10_007) as i64
+}
+
+/// The `number`-th payment as a line that a producer sends.
+pub fn payment_line(number: usize, keys: usize) -> String {
+    let (key, ts, cents) = (payment_key(number, keys), BEGIN_MS + number as i64, payment_cents(number));
+    format!(r#"{{"type":"PAID","key":"{key}","ts":{ts},"payload":{{"cents":{cents}}}}}"#)
 }
 
 /// An order, whose key no other one has.

@@ -98,6 +98,11 @@ impl Cluster {
         }
     }
 
+    /// What the server wrote to its log.
+    pub fn log(&self) -> String {
+        script("cluster", ["log", self.path()])
+    }
+
     /// A connection string for libpq and tokio-postgres.
     pub fn connection_string(&self, database: &str) -> String {
         format!("host='{}' port={} user=postgres dbname='{database}' application_name=e2e", self.socket, self.port)
@@ -171,7 +176,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("--- log of {} ---\n{}", self.path(), script("cluster", ["log", self.path()]));
+            eprintln!("--- log of {} ---\n{}", self.path(), self.log());
         }
         script("cluster", ["remove", self.path()]);
     }

@@ -40,7 +40,7 @@ pub struct Answer {
 /// # Panics
 /// If it is not built; `make test` builds it.
 pub fn program() -> PathBuf {
-    // A test: target/debug/deps/test-… ► target/debug/ingestd. A benchmark: target/release/… ► target/release/ingestd.
+    // A test: target/debug/deps/test-… ► target/debug/ingestd. Benchmarks: target/release/bench ► target/release/ingestd.
     let this = std::env::current_exe().expect("a test knows its own path");
     let folder = this.parent().expect("it is in a folder");
     let folder = if folder.ends_with("deps") { folder.parent().expect("tests are in target/…/deps") } else { folder };

@@ -15,12 +15,22 @@ use crate::sample::Order;
 /// Rows of a transaction: `lane_batch_size` of the daemon.
 pub const BATCH: usize = 10_000;
 
-/// Events a second of one worker that parses payloads of check-ins and has Postgres count what it sends.
-pub async fn count(cluster: &Cluster, payloads: &[String]) -> Result<f64, Failure> {
+/// The table of [`count_into`], empty.
+pub fn create_counted(cluster: &Cluster) {
     cluster.psql(
         "bench",
         "DROP TABLE IF EXISTS counted; CREATE TABLE counted (show text PRIMARY KEY, n bigint NOT NULL); CHECKPOINT",
     );
+}
+
+/// Events a second of one worker that parses payloads of check-ins and has Postgres count what it sends.
+pub async fn count(cluster: &Cluster, payloads: &[String]) -> Result<f64, Failure> {
+    create_counted(cluster);
+    count_into(cluster, payloads).await
+}
+
+/// As [`count`], into the table that is there.
+pub async fn count_into(cluster: &Cluster, payloads: &[String]) -> Result<f64, Failure> {
     let client = cluster.connect("bench").await;
     let upsert =
         "INSERT INTO counted AS c (show, n) SELECT show, count(*) FROM unnest($1::text[]) AS s (show) GROUP BY show
