@@ -474,7 +474,10 @@ mod tests {
                     let described = config.describe();
                     for setting in settings {
                         let (name, value) = setting.split_once('=').unwrap();
-                        assert!(described.iter().any(|(other, text, _)| (*other, text.as_str()) == (name, value)), "{setting}");
+                        assert!(
+                            described.iter().any(|(other, text, _)| (*other, text.as_str()) == (name, value)),
+                            "{setting}"
+                        );
                     }
                 }
             }

@@ -37,7 +37,8 @@ impl Server {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).arg(program).args(arguments);
         command.current_dir(directory.path()).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let child = command.spawn().map_err(|error| format!("cannot run {}: {error}", program.display()))?;
+        let spawned = command.spawn();
+        let child = spawned.map_err(|error| NotRun(format!("cannot run {}: {error}", program.display())))?;
         let mut server = Server { child, directory };
         let deadline = Instant::now() + PATIENCE;
         loop {
