@@ -88,6 +88,8 @@ CREATE TABLE lanes.checkpoint (
     retired_at        timestamptz,
     lease             interval NOT NULL DEFAULT '30 s',
     taken_over        boolean NOT NULL DEFAULT false,
+    stopped_state     text   NOT NULL DEFAULT 'stopped',
+    work_ms           double precision NOT NULL DEFAULT 0,
     CONSTRAINT checkpoint_key PRIMARY KEY (projection, version, lane),
     CONSTRAINT checkpoint_projection FOREIGN KEY (projection, version) REFERENCES lanes.projection ON DELETE CASCADE,
     CONSTRAINT checkpoint_log FOREIGN KEY (log_id) REFERENCES lanes.log,
@@ -99,7 +101,9 @@ CREATE TABLE lanes.checkpoint (
     CONSTRAINT checkpoint_stopped CHECK ((stopped_at IS NULL) = (stopped_reason IS NULL)),
     CONSTRAINT checkpoint_tick CHECK (tick >= 0),
     CONSTRAINT checkpoint_events CHECK (events >= 0),
-    CONSTRAINT checkpoint_stop CHECK ((stop_tick IS NULL) = (stop_position IS NULL))
+    CONSTRAINT checkpoint_stop CHECK ((stop_tick IS NULL) = (stop_position IS NULL)),
+    CONSTRAINT checkpoint_stopped_state CHECK (stopped_state IN ('stopped', 'backing_off', 'paused')),
+    CONSTRAINT checkpoint_work_ms CHECK (work_ms >= 0)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE lanes.checkpoint IS 'One row a lane: how far it is, and who claimed it last';
 COMMENT ON COLUMN lanes.checkpoint.projection IS 'Name of the projection';
@@ -128,6 +132,8 @@ COMMENT ON COLUMN lanes.checkpoint.stop_position IS 'See stop_tick';
 COMMENT ON COLUMN lanes.checkpoint.retired_at IS 'When the lane lost its last slot; the row stays so that its epoch goes on rising';
 COMMENT ON COLUMN lanes.checkpoint.lease IS 'After so long without a sign of life of its owner, others may take the lane';
 COMMENT ON COLUMN lanes.checkpoint.taken_over IS 'The lane was taken while its last owner still held the advisory lock; row lock and epoch fence it';
+COMMENT ON COLUMN lanes.checkpoint.stopped_state IS 'Whether what is said in stopped_reason passes: stopped, backing_off (it is tried again soon) or paused (it gives way to others)';
+COMMENT ON COLUMN lanes.checkpoint.work_ms IS 'Milliseconds that the transactions of its batches took: with events, what an event costs';
 SELECT pg_catalog.pg_extension_config_dump('lanes.checkpoint', '');
 
 -- A worker writes its own row only, and lanes are not touched by it: no convoy behind the rows that batches lock. What is

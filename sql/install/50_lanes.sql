@@ -99,16 +99,34 @@ CREATE FUNCTION lanes.lease_ran_out(lane lanes.checkpoint) RETURNS boolean
     VOLATILE PARALLEL SAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN lease_ran_out.lane.owner IS NULL OR pg_catalog.clock_timestamp() > lease_ran_out.lane.lease + GREATEST(
-        lease_ran_out.lane.claimed_at, lease_ran_out.lane.moved_at,
+    -- Without an owner the time counts from when the last one released it, or from the definition: who has the lock of
+    -- such a lane is about to claim or to release it.
+    RETURN pg_catalog.clock_timestamp() > lease_ran_out.lane.lease + COALESCE(GREATEST(
+        lease_ran_out.lane.claimed_at, lease_ran_out.lane.moved_at, lease_ran_out.lane.released_at,
         (SELECT w.heartbeat_at FROM lanes.worker AS w
          WHERE w.worker = lease_ran_out.lane.owner AND w.log_id = lease_ran_out.lane.log_id
            AND w.process_id = lease_ran_out.lane.owner_process_id
-           AND w.started_at = lease_ran_out.lane.owner_started_at));
+           AND w.started_at = lease_ran_out.lane.owner_started_at)),
+        (SELECT p.defined_at FROM lanes.projection AS p
+         WHERE p.name = lease_ran_out.lane.projection AND p.version = lease_ran_out.lane.version));
 END
 $$;
 COMMENT ON FUNCTION lanes.lease_ran_out(lanes.checkpoint) IS
-    'Whether a lane has no owner, or one that gave no sign of life for as long as its lease: no claim, no batch, no heartbeat. Then whoever holds its lock keeps nobody out';
+    'Whether there was no sign of life of a lane''s owner for as long as its lease: no claim, no batch, no heartbeat, no release. Then whoever holds its lock keeps nobody out';
+
+CREATE FUNCTION lanes.owner_is_gone(lane lanes.checkpoint) RETURNS boolean
+    VOLATILE PARALLEL SAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN NOT EXISTS (
+        SELECT FROM pg_catalog.pg_stat_activity AS a
+        -- When a session of another role began is not told to everybody, and then the process has to do.
+        WHERE a.pid = owner_is_gone.lane.owner_process_id
+          AND COALESCE(a.backend_start, owner_is_gone.lane.owner_started_at) = owner_is_gone.lane.owner_started_at);
+END
+$$;
+COMMENT ON FUNCTION lanes.owner_is_gone(lanes.checkpoint) IS
+    'Whether the session that owns a lane has ended, or there is none. Asked where the lane''s lock does not tell, because the owner took the lane in spite of it';
 
 CREATE FUNCTION lanes.end_session(lane lanes.checkpoint) RETURNS void
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
@@ -213,7 +231,9 @@ BEGIN
             CONTINUE WHEN NOT FOUND OR NOT lanes.lease_ran_out(candidate);
         END IF;
         -- Meanwhile it may have lost its slots, or somebody has it who took it in spite of a lock.
-        IF candidate.retired_at IS NOT NULL OR (has_lock AND candidate.taken_over AND NOT lanes.lease_ran_out(candidate)) THEN
+        IF candidate.retired_at IS NOT NULL
+            OR (has_lock AND candidate.taken_over AND NOT (lanes.lease_ran_out(candidate) OR lanes.owner_is_gone(candidate)))
+        THEN
             PERFORM lanes.give_up_lane_lock(claim.projection, candidate.lane);
             CONTINUE;
         END IF;
@@ -277,6 +297,7 @@ CREATE FUNCTION lanes.heartbeat(worker text, log_id uuid, alive_for interval DEF
 AS $$
 DECLARE
     alive int;
+    owned lanes.checkpoint;
 BEGIN
     IF COALESCE(heartbeat.worker, '') = '' THEN
         RAISE EXCEPTION USING
@@ -295,6 +316,18 @@ BEGIN
     WHERE w.ctid IN (
         SELECT d.ctid FROM lanes.worker AS d
         WHERE d.heartbeat_at < pg_catalog.clock_timestamp() - interval '1 day' FOR UPDATE SKIP LOCKED);
+    -- A lane that was taken in spite of a lock: the lock may be free by now.
+    FOR owned IN
+        SELECT c.* FROM lanes.checkpoint AS c
+        WHERE c.log_id = heartbeat.log_id AND c.taken_over
+          AND c.owner_process_id = pg_catalog.pg_backend_pid() AND c.owner_started_at = lanes.session_started_at()
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        IF lanes.take_lane_lock(owned.projection || '~' || owned.version, owned.lane) THEN
+            UPDATE lanes.checkpoint AS c SET taken_over = false
+            WHERE c.projection = owned.projection AND c.version = owned.version AND c.lane = owned.lane;
+        END IF;
+    END LOOP;
     SELECT pg_catalog.count(*) INTO alive
     FROM lanes.worker AS w
     WHERE w.log_id = heartbeat.log_id AND w.heartbeat_at > pg_catalog.clock_timestamp() - heartbeat.alive_for;
@@ -438,7 +471,8 @@ BEGIN
         WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = candidate.lane
         FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND OR candidate.retired_at IS NOT NULL
-            OR ((NOT has_lock OR candidate.taken_over) AND NOT lanes.lease_ran_out(candidate));
+            OR (NOT lanes.lease_ran_out(candidate)
+                AND (NOT has_lock OR (candidate.taken_over AND NOT lanes.owner_is_gone(candidate))));
         IF NOT has_lock THEN
             PERFORM lanes.end_session(candidate);
         END IF;
@@ -529,6 +563,7 @@ BEGIN
         skipped_null_key = c.skipped_null_key + commit_batch.skipped_null_key,
         event_time = COALESCE(commit_batch.event_time, c.event_time),
         events = c.events + GREATEST(commit_batch.events, 0),
+        work_ms = c.work_ms + EXTRACT(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.transaction_timestamp()) * 1000,
         moved_at = pg_catalog.clock_timestamp(),
         stopped_at = NULL,
         stopped_reason = NULL,
@@ -570,10 +605,37 @@ BEGIN
             HINT = 'Say why the lane cannot go on: it is what people see in lanes.status.';
     END IF;
     UPDATE lanes.checkpoint AS c
-    SET stopped_at = pg_catalog.clock_timestamp(), stopped_reason = stop_lane.reason
+    SET stopped_at = pg_catalog.clock_timestamp(), stopped_reason = stop_lane.reason, stopped_state = 'stopped'
     WHERE c.projection = locked.projection AND c.version = locked.version AND c.lane = locked.lane;
 END
 $$;
 COMMENT ON FUNCTION lanes.stop_lane(text, int, bigint, text) IS
     'Records why a lane''s owner cannot go on, for lanes.status; the next batch or claim clears it';
 REVOKE ALL ON FUNCTION lanes.stop_lane(text, int, bigint, text) FROM PUBLIC;
+
+CREATE FUNCTION lanes.hold_lane(projection text, lane int, epoch bigint, state text, reason text) RETURNS void
+    VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    locked lanes.checkpoint := lanes.lock_lane(hold_lane.projection, hold_lane.lane, hold_lane.epoch);
+BEGIN
+    IF hold_lane.state IS NULL OR hold_lane.state NOT IN ('backing_off', 'paused') THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = pg_catalog.format('state must be backing_off or paused, not %s', COALESCE(hold_lane.state, 'null')),
+            HINT = 'For a lane that does not go on by itself there is lanes.stop_lane.';
+    END IF;
+    IF COALESCE(hold_lane.reason, '') = '' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'reason must not be empty',
+            HINT = 'Say what the lane waits for: it is what people see in lanes.status.';
+    END IF;
+    UPDATE lanes.checkpoint AS c
+    SET stopped_at = pg_catalog.clock_timestamp(), stopped_reason = hold_lane.reason, stopped_state = hold_lane.state
+    WHERE c.projection = locked.projection AND c.version = locked.version AND c.lane = locked.lane;
+END
+$$;
+COMMENT ON FUNCTION lanes.hold_lane(text, int, bigint, text, text) IS
+    'Records what a lane''s owner waits for before it goes on by itself: backing_off before the next try, or paused for others. The next batch or claim clears it';
+REVOKE ALL ON FUNCTION lanes.hold_lane(text, int, bigint, text, text) FROM PUBLIC;

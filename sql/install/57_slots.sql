@@ -272,13 +272,16 @@ DECLARE
     target  int[];
 BEGIN
     PERFORM lanes.require_number('lane', split.lane);
-    target := lanes.plan_split(defined.slot_lanes, split.lane);
+    target := lanes.plan_split(defined.slot_lanes, split.lane, (
+        SELECT pg_catalog.array_agg((COALESCE(s.share, 0) * 1000000)::bigint ORDER BY u.slot)
+        FROM pg_catalog.generate_series(0, defined.slots - 1) AS u (slot)
+        LEFT JOIN lanes.slot_shares(defined) AS s ON s.slot = u.slot));
     PERFORM lanes.change_map(defined, pg_catalog.format('split of lane %s', split.lane), target);
     RETURN (SELECT p.new_lanes[1] FROM lanes.plan_change(defined.slot_lanes, target) AS p);
 END
 $$;
 COMMENT ON FUNCTION lanes.split(text, int) IS
-    'Gives half of a lane''s slots to a new lane, which begins where the lane stands; returns its number. Waits for no more than a running batch';
+    'Gives half of a lane''s slots, by their events of late, to a new lane, which begins where the lane stands; returns its number. Waits for no more than a running batch';
 REVOKE ALL ON FUNCTION lanes.split(text, int) FROM PUBLIC;
 
 CREATE FUNCTION lanes.merge(projection text, keep int, gone int) RETURNS boolean

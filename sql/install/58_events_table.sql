@@ -26,6 +26,7 @@ DECLARE
     small_bytes CONSTANT bigint := 64 * 1024 * 1024;
     named       record;
     found_type  regtype;
+    is_not_null boolean;
     time_type   regtype;
     registered  uuid;
     sequence    text;
@@ -57,7 +58,7 @@ BEGIN
             (register_log.time_column, '{"timestamp with time zone",bigint}'::text[], 'the time'),
             (register_log.payload_column, '{jsonb,json,text}'::text[], 'the payload')) AS v (name, types, meaning)
     LOOP
-        SELECT a.atttypid INTO found_type FROM pg_catalog.pg_attribute AS a
+        SELECT a.atttypid, a.attnotnull INTO found_type, is_not_null FROM pg_catalog.pg_attribute AS a
         WHERE a.attrelid = register_log.events_table AND a.attname = named.name AND a.attnum > 0 AND NOT a.attisdropped;
         IF NOT FOUND THEN
             RAISE EXCEPTION USING
@@ -69,6 +70,12 @@ BEGIN
                 ERRCODE = 'datatype_mismatch',
                 MESSAGE = pg_catalog.format('column "%s" of table %s has type %s', named.name, table_name, found_type),
                 HINT = pg_catalog.format('It is %s, and must be of type %s.', named.meaning, pg_catalog.array_to_string(named.types, ', '));
+        ELSIF NOT is_not_null THEN
+            RAISE EXCEPTION USING
+                ERRCODE = 'object_not_in_prerequisite_state',
+                MESSAGE = pg_catalog.format('column "%s" of table %s may be null', named.name, table_name),
+                DETAIL = pg_catalog.format('It is %s, and an event without one has no meaning.', named.meaning),
+                HINT = pg_catalog.format('Run: ALTER TABLE %s ALTER COLUMN %I SET NOT NULL', table_name, named.name);
         END IF;
         IF named.name = register_log.time_column THEN
             time_type := found_type;
@@ -533,7 +540,12 @@ DECLARE
     log    lanes.events_table;
     sample record;
 BEGIN
-    SELECT e.* INTO log FROM lanes.events_table AS e WHERE e.log_id = slot_shares.defined.log_id;
+    SELECT e.* INTO log FROM lanes.events_table AS e
+    WHERE e.log_id = slot_shares.defined.log_id AND EXISTS (
+        -- By the catalogs: whoever may not use the schema may not even ask for its tables by name.
+        SELECT FROM pg_catalog.pg_class AS r JOIN pg_catalog.pg_namespace AS n ON n.oid = r.relnamespace
+        WHERE pg_catalog.format('%I.%I', n.nspname, r.relname) = e.events_table
+          AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(r.oid, 'SELECT'));
     IF NOT FOUND THEN
         -- What each lane has applied is known, and not which of its slots it was for.
         RETURN QUERY
@@ -569,12 +581,24 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION lanes.slot_shares(lanes.projection) IS
-    'The share of events of each slot, and of its hottest key: of the latest 20000 events of an events table; with a log of ingestd of what the lanes have applied, each lane''s spread over its slots, without keys';
+    'The share of events of each slot, and of its hottest key: of the latest 20000 events of an events table; with a log of ingestd, and without the right to read the table, of what the lanes have applied, each lane''s spread over its slots, without keys';
 REVOKE ALL ON FUNCTION lanes.slot_shares(lanes.projection) FROM PUBLIC;
+
+CREATE FUNCTION lanes.events_up_to(log_id uuid, tick bigint, "position" bigint) RETURNS bigint
+    STABLE PARALLEL SAFE LANGUAGE sql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN events_up_to.tick = 0 THEN events_up_to."position" ELSE COALESCE((
+        SELECT t.events FROM lanes.tick AS t
+        WHERE t.log_id = events_up_to.log_id AND (t.tick, t.last_position) <= (events_up_to.tick, events_up_to."position")
+        ORDER BY t.tick DESC LIMIT 1), 0::bigint) END;
+$$;
+COMMENT ON FUNCTION lanes.events_up_to(uuid, bigint, bigint) IS
+    'How many events a log has up to a place; of an events table''s tick that the place is within, none';
+REVOKE ALL ON FUNCTION lanes.events_up_to(uuid, bigint, bigint) FROM PUBLIC;
 
 CREATE FUNCTION lanes.explain_map(projection text, slot_lanes int[])
     RETURNS TABLE (lane int, slots bigint, slots_then bigint, slots_moved_in bigint, share_percent numeric,
-                   share_percent_then numeric, pause text, note text)
+                   share_percent_then numeric, pause text, pause_ms numeric, note text)
     VOLATILE PARALLEL UNSAFE ROWS 8 LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -610,6 +634,17 @@ BEGIN
         FROM lanes.checkpoint AS c
         WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = ANY (plan.involved)
         ORDER BY c.tick DESC, c."position" DESC LIMIT 1
+    ), cost AS (
+        SELECT pg_catalog.sum(c.work_ms) / NULLIF(pg_catalog.sum(c.events), 0) AS event_ms
+        FROM lanes.checkpoint AS c WHERE c.projection = defined.name AND c.version = defined.version
+    ), way AS (
+        -- How long a lane needs to the stop, if it goes on at the pace of the projection's lanes so far.
+        SELECT c.lane, n.share::double precision * cost.event_ms
+            * (lanes.events_up_to(c.log_id, stop.tick, stop."position") - lanes.events_up_to(c.log_id, c.tick, c."position")) AS ms
+        FROM lanes.checkpoint AS c
+        JOIN now AS n ON n.lane = c.lane
+        CROSS JOIN stop CROSS JOIN cost
+        WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = ANY (plan.involved)
     )
     SELECT COALESCE(n.lane, t.lane), COALESCE(n.slots, 0), COALESCE(t.slots, 0), COALESCE(t.moved, 0),
         pg_catalog.round(COALESCE(n.share, 0) * 100, 1), pg_catalog.round(COALESCE(t.share, 0) * 100, 1),
@@ -617,6 +652,12 @@ BEGIN
             WHEN COALESCE(n.lane, t.lane) <> ALL (plan.involved) OR NOT stop.leaves_some_behind THEN 'none'
             WHEN (c.tick, c."position") = (stop.tick, stop."position") THEN 'until the lanes behind it stand here'
             ELSE pg_catalog.format('from %s on; the lane stands at %s', lanes.place(stop.tick, stop."position"), lanes.place(c.tick, c."position"))
+        END,
+        CASE
+            WHEN COALESCE(n.lane, t.lane) <> ALL (plan.involved) OR NOT stop.leaves_some_behind THEN 0
+            -- From its own arrival at the stop to the last one's.
+            ELSE pg_catalog.round(((SELECT pg_catalog.max(w.ms) FROM way AS w)
+                - COALESCE((SELECT w.ms FROM way AS w WHERE w.lane = COALESCE(n.lane, t.lane)), 0))::numeric, 1)
         END,
         CASE
             WHEN t.lane IS NULL THEN 'retires'
@@ -634,12 +675,12 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION lanes.explain_map(text, int[]) IS
-    'What a change of the map would do, by lane: slots and share of events now and then, who waits for whom, and which key alone is the load. For maps that lanes.plan_split, plan_merge, plan_move and plan_isolate make';
+    'What a change of the map would do, by lane: slots and share of events now and then, who waits for whom and for about how long (pause_ms, null if no event was applied yet), and which key alone is the load. For maps that lanes.plan_split, plan_merge, plan_move and plan_isolate make';
 REVOKE ALL ON FUNCTION lanes.explain_map(text, int[]) FROM PUBLIC;
 
 CREATE FUNCTION lanes.explain_resize(projection text, lanes int, modulo boolean DEFAULT false)
     RETURNS TABLE (lane int, slots bigint, slots_then bigint, slots_moved_in bigint, share_percent numeric,
-                   share_percent_then numeric, pause text, note text)
+                   share_percent_then numeric, pause text, pause_ms numeric, note text)
     VOLATILE PARALLEL UNSAFE ROWS 8 LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE

@@ -15,17 +15,22 @@ WITH held AS MATERIALIZED (
 ), owned AS (
     SELECT n.*,
         -- Whether somebody owns the lane is asked of the lock, never of the stored columns: after a crash or a restore
-        -- these still name an owner. Only a lane that was taken in spite of a lock is known by its owner's signs of life.
+        -- these still name an owner. Only a lane that was taken in spite of a lock is known by its owner's session and
+        -- signs of life.
         EXISTS (
             SELECT FROM held AS h
             WHERE h.pid = n.owner_process_id
               AND h.classid = ((lanes.lock_key(n.versioned_name, n.lane) >> 32) & 4294967295::bigint)::oid
               AND h.objid = (lanes.lock_key(n.versioned_name, n.lane) & 4294967295::bigint)::oid
-        ) OR (n.taken_over AND n.owner IS NOT NULL AND n.claimed_at + n.lease > pg_catalog.clock_timestamp())
-        OR (n.taken_over AND n.moved_at + n.lease > pg_catalog.clock_timestamp()) AS is_owned,
+        ) OR (n.taken_over AND GREATEST(n.claimed_at, n.moved_at, w.heartbeat_at) + n.lease > pg_catalog.clock_timestamp()
+            AND EXISTS (
+                SELECT FROM pg_catalog.pg_stat_activity AS a
+                WHERE a.pid = n.owner_process_id AND COALESCE(a.backend_start, n.owner_started_at) = n.owner_started_at))
+            AS is_owned,
         w.heartbeat_at
     FROM lane AS n
-    LEFT JOIN lanes.worker AS w ON (w.worker, w.log_id, w.process_id) = (n.owner, n.log_id, n.owner_process_id)
+    LEFT JOIN lanes.worker AS w
+        ON (w.worker, w.log_id, w.process_id, w.started_at) = (n.owner, n.log_id, n.owner_process_id, n.owner_started_at)
 ), head AS (
     -- What of an events table no tick shows yet counts as lag from the next tick on.
     SELECT l.*, t.tick, t.events,
@@ -53,7 +58,7 @@ SELECT
     CASE
         WHEN (s.tick, s."position") = (s.stop_tick, s.stop_position) THEN 'waiting_at_stop'
         WHEN NOT s.is_owned THEN 'unowned'
-        WHEN s.stopped_at IS NOT NULL THEN 'stopped'
+        WHEN s.stopped_at IS NOT NULL THEN s.stopped_state
         ELSE 'running'
     END AS state,
     CASE
@@ -110,7 +115,7 @@ COMMENT ON COLUMN lanes.status.projection IS 'Name of the projection';
 COMMENT ON COLUMN lanes.status.version IS 'Version of the projection';
 COMMENT ON COLUMN lanes.status.lane IS 'Number of the lane, from 0';
 COMMENT ON COLUMN lanes.status.checkpoint IS 'Name of the lane''s checkpoint';
-COMMENT ON COLUMN lanes.status.state IS 'running, stopped (owned, but it cannot go on), waiting_at_stop (for other lanes, so that the map can change) or unowned';
+COMMENT ON COLUMN lanes.status.state IS 'running, backing_off (its last batch failed, and it tries again), paused (it gives way to projections that come first), stopped (owned, but it cannot go on), waiting_at_stop (for other lanes, so that the map can change) or unowned';
 COMMENT ON COLUMN lanes.status.reason IS 'Why the lane is not running; null if it is';
 COMMENT ON COLUMN lanes.status.owner IS 'Worker that owns the lane now; null if none does';
 COMMENT ON COLUMN lanes.status.owner_process_id IS 'Server process of that worker''s session; null if none owns it';

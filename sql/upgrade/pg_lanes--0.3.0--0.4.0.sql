@@ -21,10 +21,13 @@ COMMENT ON COLUMN lanes.projection.map_version IS 'Raised by every change of the
 ALTER TABLE lanes.checkpoint ADD COLUMN tick bigint NOT NULL DEFAULT 0, ADD COLUMN event_time timestamptz,
     ADD COLUMN events bigint NOT NULL DEFAULT 0, ADD COLUMN stop_tick bigint, ADD COLUMN stop_position bigint,
     ADD COLUMN retired_at timestamptz, ADD COLUMN lease interval NOT NULL DEFAULT '30 s',
-    ADD COLUMN taken_over boolean NOT NULL DEFAULT false,
+    ADD COLUMN taken_over boolean NOT NULL DEFAULT false, ADD COLUMN stopped_state text NOT NULL DEFAULT 'stopped',
+    ADD COLUMN work_ms double precision NOT NULL DEFAULT 0,
     ADD CONSTRAINT checkpoint_tick CHECK (tick >= 0),
     ADD CONSTRAINT checkpoint_events CHECK (events >= 0),
-    ADD CONSTRAINT checkpoint_stop CHECK ((stop_tick IS NULL) = (stop_position IS NULL));
+    ADD CONSTRAINT checkpoint_stop CHECK ((stop_tick IS NULL) = (stop_position IS NULL)),
+    ADD CONSTRAINT checkpoint_stopped_state CHECK (stopped_state IN ('stopped', 'backing_off', 'paused')),
+    ADD CONSTRAINT checkpoint_work_ms CHECK (work_ms >= 0);
 COMMENT ON COLUMN lanes.checkpoint.tick IS 'With position, the place in the log: the tick of an events table; 0 in a log of ingestd';
 COMMENT ON COLUMN lanes.checkpoint.event_time IS 'Time of the last event that was scanned, as its producer gave it';
 COMMENT ON COLUMN lanes.checkpoint.events IS 'Events applied so far: the lane''s load, measured';
@@ -33,6 +36,8 @@ COMMENT ON COLUMN lanes.checkpoint.stop_position IS 'See stop_tick';
 COMMENT ON COLUMN lanes.checkpoint.retired_at IS 'When the lane lost its last slot; the row stays so that its epoch goes on rising';
 COMMENT ON COLUMN lanes.checkpoint.lease IS 'After so long without a sign of life of its owner, others may take the lane';
 COMMENT ON COLUMN lanes.checkpoint.taken_over IS 'The lane was taken while its last owner still held the advisory lock; row lock and epoch fence it';
+COMMENT ON COLUMN lanes.checkpoint.stopped_state IS 'Whether what is said in stopped_reason passes: stopped, backing_off (it is tried again soon) or paused (it gives way to others)';
+COMMENT ON COLUMN lanes.checkpoint.work_ms IS 'Milliseconds that the transactions of its batches took: with events, what an event costs';
 
 ALTER TABLE lanes.parked_event ADD COLUMN tick bigint NOT NULL DEFAULT 0;
 COMMENT ON COLUMN lanes.parked_event.tick IS 'With position, the event''s place: the tick of an events table; 0 in a log of ingestd';
@@ -380,16 +385,34 @@ CREATE FUNCTION lanes.lease_ran_out(lane lanes.checkpoint) RETURNS boolean
     VOLATILE PARALLEL SAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN lease_ran_out.lane.owner IS NULL OR pg_catalog.clock_timestamp() > lease_ran_out.lane.lease + GREATEST(
-        lease_ran_out.lane.claimed_at, lease_ran_out.lane.moved_at,
+    -- Without an owner the time counts from when the last one released it, or from the definition: who has the lock of
+    -- such a lane is about to claim or to release it.
+    RETURN pg_catalog.clock_timestamp() > lease_ran_out.lane.lease + COALESCE(GREATEST(
+        lease_ran_out.lane.claimed_at, lease_ran_out.lane.moved_at, lease_ran_out.lane.released_at,
         (SELECT w.heartbeat_at FROM lanes.worker AS w
          WHERE w.worker = lease_ran_out.lane.owner AND w.log_id = lease_ran_out.lane.log_id
            AND w.process_id = lease_ran_out.lane.owner_process_id
-           AND w.started_at = lease_ran_out.lane.owner_started_at));
+           AND w.started_at = lease_ran_out.lane.owner_started_at)),
+        (SELECT p.defined_at FROM lanes.projection AS p
+         WHERE p.name = lease_ran_out.lane.projection AND p.version = lease_ran_out.lane.version));
 END
 $$;
 COMMENT ON FUNCTION lanes.lease_ran_out(lanes.checkpoint) IS
-    'Whether a lane has no owner, or one that gave no sign of life for as long as its lease: no claim, no batch, no heartbeat. Then whoever holds its lock keeps nobody out';
+    'Whether there was no sign of life of a lane''s owner for as long as its lease: no claim, no batch, no heartbeat, no release. Then whoever holds its lock keeps nobody out';
+
+CREATE FUNCTION lanes.owner_is_gone(lane lanes.checkpoint) RETURNS boolean
+    VOLATILE PARALLEL SAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN NOT EXISTS (
+        SELECT FROM pg_catalog.pg_stat_activity AS a
+        -- When a session of another role began is not told to everybody, and then the process has to do.
+        WHERE a.pid = owner_is_gone.lane.owner_process_id
+          AND COALESCE(a.backend_start, owner_is_gone.lane.owner_started_at) = owner_is_gone.lane.owner_started_at);
+END
+$$;
+COMMENT ON FUNCTION lanes.owner_is_gone(lanes.checkpoint) IS
+    'Whether the session that owns a lane has ended, or there is none. Asked where the lane''s lock does not tell, because the owner took the lane in spite of it';
 
 CREATE FUNCTION lanes.end_session(lane lanes.checkpoint) RETURNS void
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
@@ -494,7 +517,9 @@ BEGIN
             CONTINUE WHEN NOT FOUND OR NOT lanes.lease_ran_out(candidate);
         END IF;
         -- Meanwhile it may have lost its slots, or somebody has it who took it in spite of a lock.
-        IF candidate.retired_at IS NOT NULL OR (has_lock AND candidate.taken_over AND NOT lanes.lease_ran_out(candidate)) THEN
+        IF candidate.retired_at IS NOT NULL
+            OR (has_lock AND candidate.taken_over AND NOT (lanes.lease_ran_out(candidate) OR lanes.owner_is_gone(candidate)))
+        THEN
             PERFORM lanes.give_up_lane_lock(claim.projection, candidate.lane);
             CONTINUE;
         END IF;
@@ -557,6 +582,7 @@ CREATE FUNCTION lanes.heartbeat(worker text, log_id uuid, alive_for interval DEF
 AS $$
 DECLARE
     alive int;
+    owned lanes.checkpoint;
 BEGIN
     IF COALESCE(heartbeat.worker, '') = '' THEN
         RAISE EXCEPTION USING
@@ -575,6 +601,18 @@ BEGIN
     WHERE w.ctid IN (
         SELECT d.ctid FROM lanes.worker AS d
         WHERE d.heartbeat_at < pg_catalog.clock_timestamp() - interval '1 day' FOR UPDATE SKIP LOCKED);
+    -- A lane that was taken in spite of a lock: the lock may be free by now.
+    FOR owned IN
+        SELECT c.* FROM lanes.checkpoint AS c
+        WHERE c.log_id = heartbeat.log_id AND c.taken_over
+          AND c.owner_process_id = pg_catalog.pg_backend_pid() AND c.owner_started_at = lanes.session_started_at()
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        IF lanes.take_lane_lock(owned.projection || '~' || owned.version, owned.lane) THEN
+            UPDATE lanes.checkpoint AS c SET taken_over = false
+            WHERE c.projection = owned.projection AND c.version = owned.version AND c.lane = owned.lane;
+        END IF;
+    END LOOP;
     SELECT pg_catalog.count(*) INTO alive
     FROM lanes.worker AS w
     WHERE w.log_id = heartbeat.log_id AND w.heartbeat_at > pg_catalog.clock_timestamp() - heartbeat.alive_for;
@@ -718,7 +756,8 @@ BEGIN
         WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = candidate.lane
         FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND OR candidate.retired_at IS NOT NULL
-            OR ((NOT has_lock OR candidate.taken_over) AND NOT lanes.lease_ran_out(candidate));
+            OR (NOT lanes.lease_ran_out(candidate)
+                AND (NOT has_lock OR (candidate.taken_over AND NOT lanes.owner_is_gone(candidate))));
         IF NOT has_lock THEN
             PERFORM lanes.end_session(candidate);
         END IF;
@@ -809,6 +848,7 @@ BEGIN
         skipped_null_key = c.skipped_null_key + commit_batch.skipped_null_key,
         event_time = COALESCE(commit_batch.event_time, c.event_time),
         events = c.events + GREATEST(commit_batch.events, 0),
+        work_ms = c.work_ms + EXTRACT(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.transaction_timestamp()) * 1000,
         moved_at = pg_catalog.clock_timestamp(),
         stopped_at = NULL,
         stopped_reason = NULL,
@@ -836,6 +876,53 @@ BEGIN ATOMIC
         ELSE place."position"::text END;
 END;
 COMMENT ON FUNCTION lanes.place(bigint, bigint) IS 'A place in a log, in words';
+
+CREATE OR REPLACE FUNCTION lanes.stop_lane(projection text, lane int, epoch bigint, reason text) RETURNS void
+    VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    locked lanes.checkpoint := lanes.lock_lane(stop_lane.projection, stop_lane.lane, stop_lane.epoch);
+BEGIN
+    IF COALESCE(stop_lane.reason, '') = '' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'reason must not be empty',
+            HINT = 'Say why the lane cannot go on: it is what people see in lanes.status.';
+    END IF;
+    UPDATE lanes.checkpoint AS c
+    SET stopped_at = pg_catalog.clock_timestamp(), stopped_reason = stop_lane.reason, stopped_state = 'stopped'
+    WHERE c.projection = locked.projection AND c.version = locked.version AND c.lane = locked.lane;
+END
+$$;
+COMMENT ON FUNCTION lanes.stop_lane(text, int, bigint, text) IS
+    'Records why a lane''s owner cannot go on, for lanes.status; the next batch or claim clears it';
+
+CREATE FUNCTION lanes.hold_lane(projection text, lane int, epoch bigint, state text, reason text) RETURNS void
+    VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    locked lanes.checkpoint := lanes.lock_lane(hold_lane.projection, hold_lane.lane, hold_lane.epoch);
+BEGIN
+    IF hold_lane.state IS NULL OR hold_lane.state NOT IN ('backing_off', 'paused') THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = pg_catalog.format('state must be backing_off or paused, not %s', COALESCE(hold_lane.state, 'null')),
+            HINT = 'For a lane that does not go on by itself there is lanes.stop_lane.';
+    END IF;
+    IF COALESCE(hold_lane.reason, '') = '' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'reason must not be empty',
+            HINT = 'Say what the lane waits for: it is what people see in lanes.status.';
+    END IF;
+    UPDATE lanes.checkpoint AS c
+    SET stopped_at = pg_catalog.clock_timestamp(), stopped_reason = hold_lane.reason, stopped_state = hold_lane.state
+    WHERE c.projection = locked.projection AND c.version = locked.version AND c.lane = locked.lane;
+END
+$$;
+COMMENT ON FUNCTION lanes.hold_lane(text, int, bigint, text, text) IS
+    'Records what a lane''s owner waits for before it goes on by itself: backing_off before the next try, or paused for others. The next batch or claim clears it';
+REVOKE ALL ON FUNCTION lanes.hold_lane(text, int, bigint, text, text) FROM PUBLIC;
 
 CREATE OR REPLACE FUNCTION lanes.parked_keys(projection text, lane int)
     RETURNS TABLE (slot int, key text, next_try_ms bigint)
@@ -1218,13 +1305,16 @@ DECLARE
     target  int[];
 BEGIN
     PERFORM lanes.require_number('lane', split.lane);
-    target := lanes.plan_split(defined.slot_lanes, split.lane);
+    target := lanes.plan_split(defined.slot_lanes, split.lane, (
+        SELECT pg_catalog.array_agg((COALESCE(s.share, 0) * 1000000)::bigint ORDER BY u.slot)
+        FROM pg_catalog.generate_series(0, defined.slots - 1) AS u (slot)
+        LEFT JOIN lanes.slot_shares(defined) AS s ON s.slot = u.slot));
     PERFORM lanes.change_map(defined, pg_catalog.format('split of lane %s', split.lane), target);
     RETURN (SELECT p.new_lanes[1] FROM lanes.plan_change(defined.slot_lanes, target) AS p);
 END
 $$;
 COMMENT ON FUNCTION lanes.split(text, int) IS
-    'Gives half of a lane''s slots to a new lane, which begins where the lane stands; returns its number. Waits for no more than a running batch';
+    'Gives half of a lane''s slots, by their events of late, to a new lane, which begins where the lane stands; returns its number. Waits for no more than a running batch';
 REVOKE ALL ON FUNCTION lanes.split(text, int) FROM PUBLIC;
 
 CREATE FUNCTION lanes.merge(projection text, keep int, gone int) RETURNS boolean
@@ -1365,6 +1455,7 @@ DECLARE
     small_bytes CONSTANT bigint := 64 * 1024 * 1024;
     named       record;
     found_type  regtype;
+    is_not_null boolean;
     time_type   regtype;
     registered  uuid;
     sequence    text;
@@ -1396,7 +1487,7 @@ BEGIN
             (register_log.time_column, '{"timestamp with time zone",bigint}'::text[], 'the time'),
             (register_log.payload_column, '{jsonb,json,text}'::text[], 'the payload')) AS v (name, types, meaning)
     LOOP
-        SELECT a.atttypid INTO found_type FROM pg_catalog.pg_attribute AS a
+        SELECT a.atttypid, a.attnotnull INTO found_type, is_not_null FROM pg_catalog.pg_attribute AS a
         WHERE a.attrelid = register_log.events_table AND a.attname = named.name AND a.attnum > 0 AND NOT a.attisdropped;
         IF NOT FOUND THEN
             RAISE EXCEPTION USING
@@ -1408,6 +1499,12 @@ BEGIN
                 ERRCODE = 'datatype_mismatch',
                 MESSAGE = pg_catalog.format('column "%s" of table %s has type %s', named.name, table_name, found_type),
                 HINT = pg_catalog.format('It is %s, and must be of type %s.', named.meaning, pg_catalog.array_to_string(named.types, ', '));
+        ELSIF NOT is_not_null THEN
+            RAISE EXCEPTION USING
+                ERRCODE = 'object_not_in_prerequisite_state',
+                MESSAGE = pg_catalog.format('column "%s" of table %s may be null', named.name, table_name),
+                DETAIL = pg_catalog.format('It is %s, and an event without one has no meaning.', named.meaning),
+                HINT = pg_catalog.format('Run: ALTER TABLE %s ALTER COLUMN %I SET NOT NULL', table_name, named.name);
         END IF;
         IF named.name = register_log.time_column THEN
             time_type := found_type;
@@ -1872,7 +1969,12 @@ DECLARE
     log    lanes.events_table;
     sample record;
 BEGIN
-    SELECT e.* INTO log FROM lanes.events_table AS e WHERE e.log_id = slot_shares.defined.log_id;
+    SELECT e.* INTO log FROM lanes.events_table AS e
+    WHERE e.log_id = slot_shares.defined.log_id AND EXISTS (
+        -- By the catalogs: whoever may not use the schema may not even ask for its tables by name.
+        SELECT FROM pg_catalog.pg_class AS r JOIN pg_catalog.pg_namespace AS n ON n.oid = r.relnamespace
+        WHERE pg_catalog.format('%I.%I', n.nspname, r.relname) = e.events_table
+          AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(r.oid, 'SELECT'));
     IF NOT FOUND THEN
         -- What each lane has applied is known, and not which of its slots it was for.
         RETURN QUERY
@@ -1908,12 +2010,24 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION lanes.slot_shares(lanes.projection) IS
-    'The share of events of each slot, and of its hottest key: of the latest 20000 events of an events table; with a log of ingestd of what the lanes have applied, each lane''s spread over its slots, without keys';
+    'The share of events of each slot, and of its hottest key: of the latest 20000 events of an events table; with a log of ingestd, and without the right to read the table, of what the lanes have applied, each lane''s spread over its slots, without keys';
 REVOKE ALL ON FUNCTION lanes.slot_shares(lanes.projection) FROM PUBLIC;
+
+CREATE FUNCTION lanes.events_up_to(log_id uuid, tick bigint, "position" bigint) RETURNS bigint
+    STABLE PARALLEL SAFE LANGUAGE sql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN events_up_to.tick = 0 THEN events_up_to."position" ELSE COALESCE((
+        SELECT t.events FROM lanes.tick AS t
+        WHERE t.log_id = events_up_to.log_id AND (t.tick, t.last_position) <= (events_up_to.tick, events_up_to."position")
+        ORDER BY t.tick DESC LIMIT 1), 0::bigint) END;
+$$;
+COMMENT ON FUNCTION lanes.events_up_to(uuid, bigint, bigint) IS
+    'How many events a log has up to a place; of an events table''s tick that the place is within, none';
+REVOKE ALL ON FUNCTION lanes.events_up_to(uuid, bigint, bigint) FROM PUBLIC;
 
 CREATE FUNCTION lanes.explain_map(projection text, slot_lanes int[])
     RETURNS TABLE (lane int, slots bigint, slots_then bigint, slots_moved_in bigint, share_percent numeric,
-                   share_percent_then numeric, pause text, note text)
+                   share_percent_then numeric, pause text, pause_ms numeric, note text)
     VOLATILE PARALLEL UNSAFE ROWS 8 LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -1949,6 +2063,17 @@ BEGIN
         FROM lanes.checkpoint AS c
         WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = ANY (plan.involved)
         ORDER BY c.tick DESC, c."position" DESC LIMIT 1
+    ), cost AS (
+        SELECT pg_catalog.sum(c.work_ms) / NULLIF(pg_catalog.sum(c.events), 0) AS event_ms
+        FROM lanes.checkpoint AS c WHERE c.projection = defined.name AND c.version = defined.version
+    ), way AS (
+        -- How long a lane needs to the stop, if it goes on at the pace of the projection's lanes so far.
+        SELECT c.lane, n.share::double precision * cost.event_ms
+            * (lanes.events_up_to(c.log_id, stop.tick, stop."position") - lanes.events_up_to(c.log_id, c.tick, c."position")) AS ms
+        FROM lanes.checkpoint AS c
+        JOIN now AS n ON n.lane = c.lane
+        CROSS JOIN stop CROSS JOIN cost
+        WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = ANY (plan.involved)
     )
     SELECT COALESCE(n.lane, t.lane), COALESCE(n.slots, 0), COALESCE(t.slots, 0), COALESCE(t.moved, 0),
         pg_catalog.round(COALESCE(n.share, 0) * 100, 1), pg_catalog.round(COALESCE(t.share, 0) * 100, 1),
@@ -1956,6 +2081,12 @@ BEGIN
             WHEN COALESCE(n.lane, t.lane) <> ALL (plan.involved) OR NOT stop.leaves_some_behind THEN 'none'
             WHEN (c.tick, c."position") = (stop.tick, stop."position") THEN 'until the lanes behind it stand here'
             ELSE pg_catalog.format('from %s on; the lane stands at %s', lanes.place(stop.tick, stop."position"), lanes.place(c.tick, c."position"))
+        END,
+        CASE
+            WHEN COALESCE(n.lane, t.lane) <> ALL (plan.involved) OR NOT stop.leaves_some_behind THEN 0
+            -- From its own arrival at the stop to the last one's.
+            ELSE pg_catalog.round(((SELECT pg_catalog.max(w.ms) FROM way AS w)
+                - COALESCE((SELECT w.ms FROM way AS w WHERE w.lane = COALESCE(n.lane, t.lane)), 0))::numeric, 1)
         END,
         CASE
             WHEN t.lane IS NULL THEN 'retires'
@@ -1973,12 +2104,12 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION lanes.explain_map(text, int[]) IS
-    'What a change of the map would do, by lane: slots and share of events now and then, who waits for whom, and which key alone is the load. For maps that lanes.plan_split, plan_merge, plan_move and plan_isolate make';
+    'What a change of the map would do, by lane: slots and share of events now and then, who waits for whom and for about how long (pause_ms, null if no event was applied yet), and which key alone is the load. For maps that lanes.plan_split, plan_merge, plan_move and plan_isolate make';
 REVOKE ALL ON FUNCTION lanes.explain_map(text, int[]) FROM PUBLIC;
 
 CREATE FUNCTION lanes.explain_resize(projection text, lanes int, modulo boolean DEFAULT false)
     RETURNS TABLE (lane int, slots bigint, slots_then bigint, slots_moved_in bigint, share_percent numeric,
-                   share_percent_then numeric, pause text, note text)
+                   share_percent_then numeric, pause text, pause_ms numeric, note text)
     VOLATILE PARALLEL UNSAFE ROWS 8 LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -2007,17 +2138,22 @@ WITH held AS MATERIALIZED (
 ), owned AS (
     SELECT n.*,
         -- Whether somebody owns the lane is asked of the lock, never of the stored columns: after a crash or a restore
-        -- these still name an owner. Only a lane that was taken in spite of a lock is known by its owner's signs of life.
+        -- these still name an owner. Only a lane that was taken in spite of a lock is known by its owner's session and
+        -- signs of life.
         EXISTS (
             SELECT FROM held AS h
             WHERE h.pid = n.owner_process_id
               AND h.classid = ((lanes.lock_key(n.versioned_name, n.lane) >> 32) & 4294967295::bigint)::oid
               AND h.objid = (lanes.lock_key(n.versioned_name, n.lane) & 4294967295::bigint)::oid
-        ) OR (n.taken_over AND n.owner IS NOT NULL AND n.claimed_at + n.lease > pg_catalog.clock_timestamp())
-        OR (n.taken_over AND n.moved_at + n.lease > pg_catalog.clock_timestamp()) AS is_owned,
+        ) OR (n.taken_over AND GREATEST(n.claimed_at, n.moved_at, w.heartbeat_at) + n.lease > pg_catalog.clock_timestamp()
+            AND EXISTS (
+                SELECT FROM pg_catalog.pg_stat_activity AS a
+                WHERE a.pid = n.owner_process_id AND COALESCE(a.backend_start, n.owner_started_at) = n.owner_started_at))
+            AS is_owned,
         w.heartbeat_at
     FROM lane AS n
-    LEFT JOIN lanes.worker AS w ON (w.worker, w.log_id, w.process_id) = (n.owner, n.log_id, n.owner_process_id)
+    LEFT JOIN lanes.worker AS w
+        ON (w.worker, w.log_id, w.process_id, w.started_at) = (n.owner, n.log_id, n.owner_process_id, n.owner_started_at)
 ), head AS (
     -- What of an events table no tick shows yet counts as lag from the next tick on.
     SELECT l.*, t.tick, t.events,
@@ -2045,7 +2181,7 @@ SELECT
     CASE
         WHEN (s.tick, s."position") = (s.stop_tick, s.stop_position) THEN 'waiting_at_stop'
         WHEN NOT s.is_owned THEN 'unowned'
-        WHEN s.stopped_at IS NOT NULL THEN 'stopped'
+        WHEN s.stopped_at IS NOT NULL THEN s.stopped_state
         ELSE 'running'
     END AS state,
     CASE
@@ -2102,7 +2238,7 @@ COMMENT ON COLUMN lanes.status.projection IS 'Name of the projection';
 COMMENT ON COLUMN lanes.status.version IS 'Version of the projection';
 COMMENT ON COLUMN lanes.status.lane IS 'Number of the lane, from 0';
 COMMENT ON COLUMN lanes.status.checkpoint IS 'Name of the lane''s checkpoint';
-COMMENT ON COLUMN lanes.status.state IS 'running, stopped (owned, but it cannot go on), waiting_at_stop (for other lanes, so that the map can change) or unowned';
+COMMENT ON COLUMN lanes.status.state IS 'running, backing_off (its last batch failed, and it tries again), paused (it gives way to projections that come first), stopped (owned, but it cannot go on), waiting_at_stop (for other lanes, so that the map can change) or unowned';
 COMMENT ON COLUMN lanes.status.reason IS 'Why the lane is not running; null if it is';
 COMMENT ON COLUMN lanes.status.owner IS 'Worker that owns the lane now; null if none does';
 COMMENT ON COLUMN lanes.status.owner_process_id IS 'Server process of that worker''s session; null if none owns it';

@@ -364,7 +364,7 @@ async fn terminate(run: Arc<Run>, mut random: Random) {
     }
 }
 
-/// How many committed events were not applied exactly once, how many keys are out of order, and which slots belong to no
+/// How many committed events were not applied exactly once, how many keys are out of order, and how many slots belong to no
 /// lane that works: all three are 0 if all is well.
 async fn audit(client: &Client) -> (i64, i64, i64) {
     let query = "SELECT
@@ -444,8 +444,11 @@ async fn chaos(seed: u64, rounds: u64, without: Without) -> (i64, i64, i64) {
     };
     wait_until(&client, "NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'writer')").await;
     wait_until(&client, "lanes.tick('events') IS NOT NULL").await;
-    wait_until(&client, "NOT EXISTS (SELECT FROM lanes.reshaping) AND (SELECT bool_and(lag = 0) FROM lanes.status)")
-        .await;
+    // Without the protection a lane can go past its stop, and the change of the map then waits for it for ever.
+    let past_stop = "EXISTS (SELECT FROM lanes.checkpoint WHERE (tick, position) > (stop_tick, stop_position))";
+    let at_rest = "NOT EXISTS (SELECT FROM lanes.reshaping) AND (SELECT bool_and(lag = 0) FROM lanes.status)";
+    wait_until(&client, &format!("({at_rest}) OR {past_stop}")).await;
+    let past_stop: bool = client.query_one(&format!("SELECT {past_stop}"), &[]).await.unwrap().get(0);
     run.over.store(true, Ordering::Relaxed);
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
@@ -463,7 +466,7 @@ async fn chaos(seed: u64, rounds: u64, without: Without) -> (i64, i64, i64) {
         get(&counts.daemons_killed),
         get(&counts.zombies),
     );
-    let faults = audit(&client).await;
+    let faults = if past_stop { (0, 0, 1) } else { audit(&client).await };
     println!("faults: {faults:?}");
     faults
 }
@@ -483,8 +486,7 @@ async fn each_event_is_applied_once_and_in_order_whatever_happens() {
 async fn is_caught(default_seed: u64, without: Without) -> bool {
     let (first, _) = plan(default_seed);
     for seed in first..first + 5 {
-        let (wrong, disordered, _) = chaos(seed, 6, without).await;
-        if wrong + disordered > 0 {
+        if chaos(seed, 6, without).await != (0, 0, 0) {
             return true;
         }
     }

@@ -305,11 +305,16 @@ fn after_a_start_a_kill_and_a_join_all_lanes_are_owned_evenly_and_at_rest() {
     let even = |shares: &[usize], workers: usize| {
         shares.len() == workers && shares.iter().all(|share| share.abs_diff(64 / workers) <= 1)
     };
+    // However many claim and release at one time, nobody takes a lane in spite of a lock: no owner was ever silent.
+    let forced = || cluster.psql("app", "SELECT count(*) FROM lanes.checkpoint WHERE taken_over");
     wait_until("64 lanes are shared by four workers", || even(&shares(&cluster, 64), 4));
+    assert_eq!(forced(), "0");
     second.kill();
     wait_until("two workers have all", || even(&shares(&cluster, 64), 2));
+    assert_eq!(forced(), "0");
     second.start();
     wait_until("four workers have their shares again", || even(&shares(&cluster, 64), 4));
+    assert_eq!(forced(), "0");
     // At rest: while each worker tells three times that it lives, no lane is claimed by anybody.
     let epochs = || cluster.psql("app", "SELECT sum(epoch) FROM lanes.checkpoint");
     let beats = || {

@@ -76,7 +76,7 @@ fn lower_priorities_pause_one_after_the_other_while_p0_is_behind() {
     let printed: Vec<&str> = printed.lines().filter(|line| line.contains("paused")).collect();
     assert!(printed.len() == 4 && printed.iter().all(|line| line.contains(reason)), "{printed:?}");
     let told =
-        "SELECT projection, count(*) FROM lanes.status WHERE reason LIKE 'paused: lane % of projection \"first\" (p0)%'
+        "SELECT projection, count(*) FROM lanes.status WHERE state = 'paused' AND reason LIKE 'lane % of projection \"first\" (p0)%'
                 GROUP BY 1 ORDER BY 1";
     daemon.wait_until("Postgres tells it too", || cluster.psql("app", told) == "second|2\nthird|2");
 

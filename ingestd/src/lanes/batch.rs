@@ -9,7 +9,6 @@ use std::sync::Arc;
 use lanes_core::place::Place;
 use lanes_core::projection::{DataError, EventView, Fold, Projection};
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Error, Statement};
 
 use super::failure::Failure;
 use super::owned::Owned;
@@ -104,7 +103,8 @@ impl Session<'_> {
     /// Begins the transaction of a batch that goes up to `to`. Gives the table that it may write to.
     pub(super) async fn begin(&mut self, lane: &Owned, to: Place) -> Result<String, Failure> {
         let begin = self
-            .prepare(
+            .client
+            .prepared(
                 "SELECT tick, position, target_table, map_version, stop_tick, stop_position \
                  FROM lanes.begin_batch($1, $2, $3, $4)",
             )
@@ -140,7 +140,8 @@ impl Session<'_> {
     /// Moves the checkpoint and ends the batch's transaction.
     pub(super) async fn commit(&mut self, lane: &mut Owned, to: Place, tally: Tally) -> Result<(), Failure> {
         let commit = self
-            .prepare(
+            .client
+            .prepared(
                 "SELECT lanes.commit_batch($1, $2, $3, $4, $5, $6, \
                  to_timestamp(($7::bigint / 1000.0)::double precision), $8)",
             )
@@ -179,12 +180,4 @@ impl Session<'_> {
         self.commit(lane, floor, Tally::default()).await
     }
 
-    pub(super) async fn prepare(&mut self, text: &str) -> Result<Statement, Error> {
-        if let Some(statement) = self.statements.get(text) {
-            return Ok(statement.clone());
-        }
-        let statement = self.client.prepare(text).await?;
-        self.statements.insert(text.to_owned(), statement.clone());
-        Ok(statement)
-    }
 }

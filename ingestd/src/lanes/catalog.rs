@@ -6,9 +6,10 @@ use lanes_core::lane::slot_of;
 use lanes_core::projection::{EventView, Projection, parse_document};
 use lanes_core::slot_map::SlotMap;
 use serde_json::json;
-use tokio_postgres::{Client, Error};
+use tokio_postgres::Error;
 use uuid::Uuid;
 
+use super::session::Connection;
 use super::source::PlacedEvent;
 
 /// A lane of a projection.
@@ -84,8 +85,9 @@ impl Catalog {
     ///
     /// # Errors
     /// What Postgres says.
-    pub async fn read(client: &Client, log_id: Uuid, before: &Catalog) -> Result<Catalog, Error> {
-        let rows = client.query(include_str!("../../../sql/queries/projections.sql"), &[&log_id]).await?;
+    pub async fn read(client: &mut Connection, log_id: Uuid, before: &Catalog) -> Result<Catalog, Error> {
+        let statement = client.prepared(include_str!("../../../sql/queries/projections.sql")).await?;
+        let rows = client.query(&statement, &[&log_id]).await?;
         let mut projections = Vec::new();
         for row in rows {
             let name: &str = row.try_get("name")?;

@@ -12,12 +12,12 @@ use lanes_core::event::Event;
 use lanes_core::place::Place;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio_postgres::{Client, Config, Error};
+use tokio_postgres::{Client, Config, Error, Row};
 use uuid::Uuid;
 
 use super::board::Board;
 use super::dispatcher::Dispatcher;
-use super::session::{connect, describe};
+use super::session::{Connection, connect, describe};
 use super::source::{CHUNK_BYTES, CHUNK_EVENTS, Chunk, PlacedEvent};
 
 /// Time between two ticks while there are new events.
@@ -146,21 +146,18 @@ impl EventsTable {
     }
 
     /// One tick. Gives the client back, and whether there is something new to read.
-    async fn round(&self, client: Client) -> Result<(Client, bool), String> {
+    async fn round(&self, mut client: Connection) -> Result<(Connection, bool), String> {
         let log_id = match self.log_id() {
             Some(log_id) => log_id,
             None => self.find(&client).await?,
         };
         let known = self.head().tick;
-        let told = client.query_one("SELECT lanes.tick($1::text::regclass)", &[&self.name]).await;
-        let newest: Option<i64> = told.and_then(|row| row.try_get(0)).map_err(|error| describe(&error))?;
+        let newest = self.make_tick(&mut client).await.map_err(|error| describe(&error))?;
         // Null: another daemon is at it, and its tick may be there already.
         if newest.is_some_and(|newest| newest as u64 <= known) {
             return Ok((client, false));
         }
-        let query = include_str!("../../../sql/queries/ticks.sql");
-        let most = REMEMBERED_TICKS as i64;
-        let rows = client.query(query, &[&log_id, &(known as i64), &most]).await.map_err(|error| describe(&error))?;
+        let rows = self.ticks_after(&mut client, log_id, known).await.map_err(|error| describe(&error))?;
         let mut state = self.state();
         for row in &rows {
             let number = |column| row.try_get::<_, i64>(column).map(|number| number.max(0) as u64);
@@ -173,6 +170,18 @@ impl EventsTable {
         }
         drop(state);
         Ok((client, !rows.is_empty()))
+    }
+
+    /// Makes a tick if there is something new. Gives the number of the newest one, none while another session is at it.
+    async fn make_tick(&self, client: &mut Connection) -> Result<Option<i64>, Error> {
+        let statement = client.prepared("SELECT lanes.tick($1::text::regclass)").await?;
+        client.query_one(&statement, &[&self.name]).await?.try_get(0)
+    }
+
+    /// The newest ticks after the one that is known.
+    async fn ticks_after(&self, client: &mut Connection, log_id: Uuid, known: u64) -> Result<Vec<Row>, Error> {
+        let statement = client.prepared(include_str!("../../../sql/queries/ticks.sql")).await?;
+        client.query(&statement, &[&log_id, &(known as i64), &(REMEMBERED_TICKS as i64)]).await
     }
 
     /// Finds what is registered of the table.
@@ -198,7 +207,7 @@ impl EventsTable {
 pub struct TableReader {
     table: Arc<EventsTable>,
     runtime: Handle,
-    client: Option<Client>,
+    client: Option<Connection>,
 }
 
 impl TableReader {
@@ -214,25 +223,26 @@ impl TableReader {
     pub fn read(&mut self, after: Place, until: Place) -> Result<Chunk, String> {
         let runtime = self.runtime.clone();
         runtime.block_on(async {
-            let client = match self.client.take() {
+            let mut client = match self.client.take() {
                 Some(client) => client,
                 None => connect(&self.table.config, "ingestd reader").await.map_err(|error| describe(&error))?,
             };
-            let chunk = self.read_with(&client, after, until).await.map_err(|error| describe(&error))?;
+            let chunk = self.read_with(&mut client, after, until).await.map_err(|error| describe(&error))?;
             self.client = Some(client);
             Ok(chunk)
         })
     }
 
-    async fn read_with(&self, client: &Client, after: Place, until: Place) -> Result<Chunk, Error> {
+    async fn read_with(&self, client: &mut Connection, after: Place, until: Place) -> Result<Chunk, Error> {
         let mut chunk = Chunk { events: Vec::new(), scanned_to: after };
         let mut bytes = 0;
         let Some(registered) = self.table.state().registered.clone() else { return Ok(chunk) };
-        let next_tick = include_str!("../../../sql/queries/next_tick.sql");
+        let next_tick = client.prepared(include_str!("../../../sql/queries/next_tick.sql")).await?;
+        let read = client.prepared(&registered.query).await?;
         while chunk.scanned_to < until && chunk.events.len() < CHUNK_EVENTS as usize && bytes < CHUNK_BYTES {
             let at = chunk.scanned_to;
             let (tick, position) = (at.tick as i64, at.position as i64);
-            let row = client.query_opt(next_tick, &[&registered.log_id, &tick, &position]).await?;
+            let row = client.query_opt(&next_tick, &[&registered.log_id, &tick, &position]).await?;
             let Some(row) = row else { break };
             let (number, last_position): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
             let (before, snapshot): (Option<String>, String) = (row.try_get(2)?, row.try_get(3)?);
@@ -245,7 +255,7 @@ impl TableReader {
             let room = CHUNK_EVENTS as i64 - chunk.events.len() as i64;
             let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
                 [&before, &snapshot, &after_position, &end, &room];
-            let rows = client.query(&*registered.query, &parameters).await?;
+            let rows = client.query(&read, &parameters).await?;
             let is_whole = (rows.len() as i64) < room;
             let mut cut = false;
             for row in &rows {

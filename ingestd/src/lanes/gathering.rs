@@ -124,10 +124,9 @@ impl Session<'_> {
         }
         if !std::mem::replace(&mut lane.paused, true) {
             self.shared.board.set(&lane.id, LaneState::Paused, Some(reason.clone()));
-            let reason = format!("paused: {reason}");
             let parameters: [&(dyn ToSql + Sync); 4] =
                 [&&*lane.id.projection, &(lane.id.lane as i32), &lane.epoch, &reason];
-            self.client.query("SELECT lanes.stop_lane($1, $2, $3, $4)", &parameters).await?;
+            self.client.query("SELECT lanes.hold_lane($1, $2, $3, 'paused', $4)", &parameters).await?;
         }
         Ok(true)
     }
@@ -142,7 +141,7 @@ impl Session<'_> {
         let reason = "a change of the map waits until other lanes stand here".to_owned();
         self.shared.board.set(&lane.id, LaneState::WaitingAtStop, Some(reason));
         self.client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
-        let finish = self.prepare("SELECT lanes.finish_reshaping($1)").await?;
+        let finish = self.client.prepared("SELECT lanes.finish_reshaping($1)").await?;
         self.client.query_one(&finish, &[&&*lane.id.projection]).await?;
         self.client.batch_execute("COMMIT").await?;
         // Whoever finished it, and also if it was taken back.

@@ -142,7 +142,7 @@ impl<'e> Columns<'e> {
 impl Session<'_> {
     /// Reads the lane's parked keys as they are now.
     pub(super) async fn read_parked(&mut self, lane: &mut Owned) -> Result<(), Failure> {
-        let statement = self.prepare("SELECT slot, key, next_try_ms FROM lanes.parked_keys($1, $2)").await?;
+        let statement = self.client.prepared("SELECT slot, key, next_try_ms FROM lanes.parked_keys($1, $2)").await?;
         let parameters: [&(dyn ToSql + Sync); 2] = [&&*lane.id.projection, &(lane.id.lane as i32)];
         let rows = self.client.query(&statement, &parameters).await?;
         let now = Instant::now();
@@ -373,7 +373,7 @@ impl Session<'_> {
         let statements =
             upsert::statements(rules, table, folded).map_err(|error| WriteFailure::OutOfRange(error.to_string()))?;
         for statement in statements {
-            let prepared = self.prepare(&statement.sql).await?;
+            let prepared = self.client.prepared(&statement.sql).await?;
             let parameters: Vec<_> = statement.parameters.iter().map(Parameter::as_sql).collect();
             self.client.execute(&prepared, &parameters).await?;
         }
@@ -383,7 +383,7 @@ impl Session<'_> {
         let rows = "SELECT position, type, key, ts, $6::integer, payload::jsonb \
                     FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::text[]) \
                     AS e (position, type, key, ts, payload)";
-        let prepared = self.prepare(&statement.sql(table, rows)).await?;
+        let prepared = self.client.prepared(&statement.sql(table, rows)).await?;
         let positions: Vec<i64> = seen.iter().map(|view| view.position() as i64).collect();
         let types: Vec<&str> = seen.iter().map(|view| view.event().event_type.as_str()).collect();
         let keys: Vec<&str> = seen.iter().map(|view| view.event().key.as_str()).collect();
@@ -405,7 +405,7 @@ impl Session<'_> {
             }
             let retry = milliseconds(retry_after(&rules.policy, 1));
             let statement =
-                self.prepare("SELECT lanes.park($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)").await?;
+                self.client.prepared("SELECT lanes.park($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)").await?;
             let parameters: [&(dyn ToSql + Sync); 14] = [
                 &projection,
                 &number,
@@ -437,7 +437,7 @@ impl Session<'_> {
                 columns.push(placed, 0, key, reason.as_ref());
             }
             let statement =
-                self.prepare("SELECT lanes.skip_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)").await?;
+                self.client.prepared("SELECT lanes.skip_failed($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)").await?;
             let parameters: [&(dyn ToSql + Sync); 11] = [
                 &projection,
                 &number,
@@ -457,7 +457,7 @@ impl Session<'_> {
     }
 
     async fn skips_ahead(&mut self, lane: &Owned) -> Result<HashSet<u64>, Failure> {
-        let statement = self.prepare("SELECT position FROM lanes.skips_ahead($1, $2) AS position").await?;
+        let statement = self.client.prepared("SELECT position FROM lanes.skips_ahead($1, $2) AS position").await?;
         let parameters: [&(dyn ToSql + Sync); 2] = [&&*lane.id.projection, &(lane.id.lane as i32)];
         let rows = self.client.query(&statement, &parameters).await?;
         rows.iter().map(|row| Ok(row.try_get::<_, i64>(0)?.max(0) as u64)).collect()
@@ -481,7 +481,8 @@ impl Session<'_> {
     async fn retry_key(&mut self, lane: &mut Owned, rules: &Projection, place: &ParkedKey) -> Result<(), Failure> {
         let table = self.begin(lane, lane.place).await?;
         let statement = self
-            .prepare(
+            .client
+            .prepared(
                 "SELECT position, event_type, event_key, event_ts, payload, attempts, tick \
                  FROM lanes.parked_events($1, $2, $3, $4)",
             )
@@ -531,7 +532,7 @@ impl Session<'_> {
         let attempts = if applied > 0 { 1 } else { attempts.max(0) as u32 + 1 };
         let retry = failed.as_ref().and_then(|_| milliseconds(retry_after(&rules.policy, attempts)));
         let (sqlstate, error) = failed.map(|reason| (reason.sqlstate, reason.text)).unzip();
-        let statement = self.prepare("SELECT lanes.unpark($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)").await?;
+        let statement = self.client.prepared("SELECT lanes.unpark($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)").await?;
         let number = lane.id.lane as i32;
         let parameters: [&(dyn ToSql + Sync); 10] = [
             &projection,

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
-use tokio_postgres::{Client, Config, Error};
+use tokio_postgres::{Config, Error};
 use uuid::Uuid;
 
 use super::batch::TIMES_MS;
 use super::board::Board;
 use super::catalog::Catalog;
 use super::hold::HoldHistory;
-use super::session::{connect, describe};
+use super::session::{Connection, connect, describe};
 use super::source::Source;
 use super::standing::{Overview, Watch};
 use crate::log::reader::LogReader;
@@ -80,8 +80,8 @@ impl Reporter {
                 _ = stop.wait_for(|stop| *stop) => break,
             }
         }
-        if let (Some(client), Some(own), Some(log_id)) = (client, &self.own, self.source.log_id())
-            && let Err(error) = self.last_report(&client, log_id, own).await
+        if let (Some(mut client), Some(own), Some(log_id)) = (client, &self.own, self.source.log_id())
+            && let Err(error) = self.last_report(&mut client, log_id, own).await
         {
             tracing::debug!("the last report did not go out: {}", describe(&error));
         }
@@ -89,7 +89,7 @@ impl Reporter {
 
     /// Reports where the log is when the daemon stops, so that a copy from before this moment is known for what it is;
     /// not of a log that is such a copy itself.
-    async fn last_report(&self, client: &Client, log_id: Uuid, own: &OwnLog) -> Result<(), Error> {
+    async fn last_report(&self, client: &mut Connection, log_id: Uuid, own: &OwnLog) -> Result<(), Error> {
         let horizon = self.source.horizon().position;
         match Reporter::other_log(client, log_id, own, horizon).await? {
             Some(_) => Ok(()),
@@ -117,30 +117,29 @@ impl Reporter {
     }
 
     /// One report and one look at the projections. Gives the client back, and why lanes must not work.
-    async fn round(&self, client: Client, log_id: Uuid, watch: &mut Watch) -> Result<(Client, Option<String>), String> {
+    async fn round(
+        &self,
+        mut client: Connection,
+        log_id: Uuid,
+        watch: &mut Watch,
+    ) -> Result<(Connection, Option<String>), String> {
         if let Some(own) = &self.own {
             let horizon = self.source.horizon().position;
-            let other = Reporter::other_log(&client, log_id, own, horizon).await.map_err(|error| describe(&error))?;
+            let other = Reporter::other_log(&mut client, log_id, own, horizon).await.map_err(|error| describe(&error))?;
             if let Some(reason) = other {
                 self.catalog.send_replace(Arc::default());
                 self.lose_sight();
                 return Ok((client, Some(reason)));
             }
-            self.report(&client, log_id, own, horizon).await.map_err(|error| describe(&error))?;
-            let least = client
-                .query_opt(include_str!("../../../sql/queries/least_checkpoint.sql"), &[&log_id])
-                .await
-                .and_then(|row| {
-                    row.map(|row| Ok((row.try_get::<_, i64>(0)?.max(0) as u64, row.try_get(1)?))).transpose()
-                })
-                .map_err(|error| describe(&error))?;
+            self.report(&mut client, log_id, own, horizon).await.map_err(|error| describe(&error))?;
+            let least = Reporter::least_checkpoint(&mut client, log_id).await.map_err(|error| describe(&error))?;
             let keep = *own.keep_applied.lock().unwrap_or_else(PoisonError::into_inner);
             own.hold.note(Instant::now(), horizon, least, keep);
         }
         let before = Arc::clone(&self.catalog.borrow());
-        let catalog = Catalog::read(&client, log_id, &before).await.map_err(|error| describe(&error))?;
+        let catalog = Catalog::read(&mut client, log_id, &before).await.map_err(|error| describe(&error))?;
         self.board.set_catalog(&catalog);
-        let overview = watch.read(&client, log_id, &catalog).await.map_err(|error| describe(&error))?;
+        let overview = watch.read(&mut client, log_id, &catalog).await.map_err(|error| describe(&error))?;
         self.board.set_foreign_places(overview.lanes.iter().map(|standing| (&standing.id, standing.place)));
         if catalog.projections.len() != before.projections.len()
             || catalog.projections.iter().zip(&before.projections).any(|(new, old)| !Arc::ptr_eq(new, old))
@@ -154,9 +153,10 @@ impl Reporter {
     /// Why the log is not the one that was reported to Postgres before; none if it is. Once it was restored from an older
     /// copy it is so for ever, also when it has grown past the horizon that was reported: another event stands there then,
     /// stored at another time. The report is left as it was, because it is what tells.
-    async fn other_log(client: &Client, log_id: Uuid, own: &OwnLog, horizon: u64) -> Result<Option<String>, Error> {
+    async fn other_log(client: &mut Connection, log_id: Uuid, own: &OwnLog, horizon: u64) -> Result<Option<String>, Error> {
         let statement = include_str!("../../../sql/queries/reported_log.sql");
-        let Some(row) = client.query_opt(statement, &[&log_id]).await? else { return Ok(None) };
+        let statement = client.prepared(statement).await?;
+        let Some(row) = client.query_opt(&statement, &[&log_id]).await? else { return Ok(None) };
         let (standing, time, applied): (i64, Option<i64>, bool) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
         let standing = standing.max(0) as u64;
         let found = if !applied {
@@ -178,6 +178,13 @@ impl Reporter {
         )))
     }
 
+    /// The least checkpoint of the projections that read the log, and whose it is.
+    async fn least_checkpoint(client: &mut Connection, log_id: Uuid) -> Result<Option<(u64, String)>, Error> {
+        let statement = client.prepared(include_str!("../../../sql/queries/least_checkpoint.sql")).await?;
+        let row = client.query_opt(&statement, &[&log_id]).await?;
+        row.map(|row| Ok((row.try_get::<_, i64>(0)?.max(0) as u64, row.try_get(1)?))).transpose()
+    }
+
     /// Times of the event at `position`: of storing, and its own. None for an empty log, and for one that cannot be read,
     /// which the lanes will say; the report goes out all the same.
     fn times_at(own: &OwnLog, position: u64) -> Option<(i64, i64)> {
@@ -186,12 +193,13 @@ impl Reporter {
         chunk.events.first().map(|stored| (stored.stored_at, stored.event.ts))
     }
 
-    async fn report(&self, client: &Client, log_id: Uuid, own: &OwnLog, horizon: u64) -> Result<(), Error> {
+    async fn report(&self, client: &mut Connection, log_id: Uuid, own: &OwnLog, horizon: u64) -> Result<(), Error> {
         let (stored_at, event_time) = Reporter::times_at(own, horizon).unzip();
         let event_time = event_time.filter(|time| TIMES_MS.contains(time));
         let statement = include_str!("../../../sql/queries/report_log.sql");
         let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
             [&log_id, &(horizon as i64), &stored_at, &(self.source.floor() as i64), &event_time];
-        client.execute(statement, &values).await.map(drop)
+        let statement = client.prepared(statement).await?;
+        client.execute(&statement, &values).await.map(drop)
     }
 }

@@ -1,17 +1,49 @@
 //! Connections to Postgres: how they are opened, and what an error of one means.
 
+use std::collections::HashMap;
 use std::error::Error as _;
+use std::ops::Deref;
 
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, Config, Error, NoTls};
+use tokio_postgres::{Client, Config, Error, NoTls, Statement};
 
-/// A client whose connection is driven by a task of its own.
+/// A client that remembers its prepared statements: each one that is given as text costs a round trip and a transaction
+/// more.
+pub struct Connection {
+    client: Client,
+    statements: HashMap<String, Statement>,
+}
+
+impl Connection {
+    /// The statement of this text, prepared at most once.
+    ///
+    /// # Errors
+    /// What Postgres says.
+    pub async fn prepared(&mut self, text: &str) -> Result<Statement, Error> {
+        if let Some(statement) = self.statements.get(text) {
+            return Ok(statement.clone());
+        }
+        let statement = self.client.prepare(text).await?;
+        self.statements.insert(text.to_owned(), statement.clone());
+        Ok(statement)
+    }
+}
+
+impl Deref for Connection {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+/// A connection that is driven by a task of its own.
 ///
 /// `application` becomes `application_name`. The session trusts no search_path and waits at most 5 s for a lock.
 ///
 /// # Errors
 /// What Postgres or the network says.
-pub async fn connect(config: &Config, application: &str) -> Result<Client, Error> {
+pub async fn connect(config: &Config, application: &str) -> Result<Connection, Error> {
     let mut config = config.clone();
     config.application_name(application).connect_timeout(std::time::Duration::from_secs(10));
     let (client, connection) = config.connect(NoTls).await?;
@@ -23,7 +55,7 @@ pub async fn connect(config: &Config, application: &str) -> Result<Client, Error
     });
     client.batch_execute("SELECT pg_catalog.set_config('search_path', '', false)").await?;
     client.batch_execute("SET lock_timeout = '5s'").await?;
-    Ok(client)
+    Ok(Connection { client, statements: HashMap::new() })
 }
 
 /// What is to be done after an error.

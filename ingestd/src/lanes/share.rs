@@ -18,7 +18,11 @@ use super::worker::{PERMANENT_PAUSES, Session, Settled, pause};
 impl Session<'_> {
     /// Tells that this worker lives.
     pub(super) async fn heartbeat(&mut self) -> Result<(), String> {
-        let told = self.client.query("SELECT lanes.heartbeat($1, $2)", &[&self.name, &self.log_id]).await;
+        let statement = self.client.prepared("SELECT lanes.heartbeat($1, $2)").await;
+        let told = match statement {
+            Ok(statement) => self.client.query(&statement, &[&self.name, &self.log_id]).await,
+            Err(error) => Err(error),
+        };
         match told {
             Err(error) if classify(&error) == Fault::Connection => Err(describe(&error)),
             Err(error) => {

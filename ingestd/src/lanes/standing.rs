@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use lanes_core::balance::{self, Decision, Lane, Limits};
 use lanes_core::place::Place;
-use tokio_postgres::{Client, Error};
+use tokio_postgres::Error;
 use uuid::Uuid;
 
 use super::catalog::{Catalog, LaneId};
+use super::session::Connection;
 
 /// How hasty workers are to release lanes, and to claim what others do not.
 const LIMITS: Limits = Limits { cool_down: Duration::from_secs(10), patience: Duration::from_secs(15) };
@@ -93,9 +94,11 @@ impl Watch {
     ///
     /// # Errors
     /// What Postgres says.
-    pub async fn read(&mut self, client: &Client, log_id: Uuid, catalog: &Catalog) -> Result<Overview, Error> {
-        let rows = client.query(include_str!("../../../sql/queries/standing.sql"), &[&log_id]).await?;
-        let workers = client.query(include_str!("../../../sql/queries/workers.sql"), &[&log_id]).await?;
+    pub async fn read(&mut self, client: &mut Connection, log_id: Uuid, catalog: &Catalog) -> Result<Overview, Error> {
+        let standing = client.prepared(include_str!("../../../sql/queries/standing.sql")).await?;
+        let rows = client.query(&standing, &[&log_id]).await?;
+        let living = client.prepared(include_str!("../../../sql/queries/workers.sql")).await?;
+        let workers = client.query(&living, &[&log_id]).await?;
         let workers = workers.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, Error>>()?;
         let now = Instant::now();
         let elapsed = self.read_at.replace(now).map(|before| now.duration_since(before).as_secs_f64());

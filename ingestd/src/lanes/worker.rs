@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Client, Config, Statement};
+use tokio_postgres::Config;
 use uuid::Uuid;
 
 use super::board::{Board, LaneState};
@@ -22,7 +22,7 @@ use super::failure::Failure;
 use super::owned::Owned;
 use super::parking::jittered;
 use super::priority::Pressure;
-use super::session::{Fault, classify, connect, describe};
+use super::session::{Connection, Fault, classify, connect, describe};
 use super::source::{Readers, Source};
 use super::standing::Overview;
 
@@ -99,7 +99,6 @@ pub async fn run(shared: Arc<Shared>, ordinal: u32, mut news: News, mut stop: wa
                     name: &name,
                     log_id,
                     client,
-                    statements: HashMap::new(),
                     lanes: Vec::new(),
                     wake: Arc::new(Notify::new()),
                     claim_failures: 0,
@@ -133,8 +132,7 @@ pub(super) struct Session<'s> {
     pub(super) shared: &'s Shared,
     pub(super) name: &'s str,
     pub(super) log_id: Uuid,
-    pub(super) client: Client,
-    pub(super) statements: HashMap<String, Statement>,
+    pub(super) client: Connection,
     pub(super) lanes: Vec<Owned>,
     pub(super) wake: Arc<Notify>,
     /// Claims that failed in a row, and when the next one may be tried.
@@ -256,7 +254,7 @@ impl Session<'_> {
         Ok(Settled::Worked)
     }
 
-    /// Says why a lane does not go on: in the log, in the status, and if it is stopped in Postgres.
+    /// Says why a lane does not go on: in the log, in the status, and in Postgres.
     pub(super) async fn stand_still(
         &self,
         lane: &mut Owned,
@@ -271,27 +269,29 @@ impl Session<'_> {
         }
         tracing::error!(projection = %lane.id.projection, lane = lane.id.lane, place = %lane.place, "{reason}");
         lane.recorded = Some(reason.to_owned());
-        if state == LaneState::Stopped {
-            let (projection, number) = (&*lane.id.projection, lane.id.lane as i32);
-            let told = match failed {
-                Some(position) => {
-                    let statement = "SELECT lanes.stop_at_event($1, $2, $3, $4, $5)";
-                    self.client
-                        .query(statement, &[&projection, &number, &lane.epoch, &(position as i64), &reason])
-                        .await
-                }
-                None => {
-                    let statement = "SELECT lanes.stop_lane($1, $2, $3, $4)";
-                    self.client.query(statement, &[&projection, &number, &lane.epoch, &reason]).await
-                }
-            };
-            match told {
-                Err(error) if classify(&error) == Fault::Connection => return Err(describe(&error)),
-                Err(error) => tracing::warn!("cannot record why the lane is stopped: {}", describe(&error)),
-                Ok(_) => {}
+        let (projection, number) = (&*lane.id.projection, lane.id.lane as i32);
+        let told = match failed {
+            Some(position) => {
+                let statement = "SELECT lanes.stop_at_event($1, $2, $3, $4, $5)";
+                self.client.query(statement, &[&projection, &number, &lane.epoch, &(position as i64), &reason]).await
             }
+            None if state == LaneState::BackingOff => {
+                let statement = "SELECT lanes.hold_lane($1, $2, $3, 'backing_off', $4)";
+                self.client.query(statement, &[&projection, &number, &lane.epoch, &reason]).await
+            }
+            None => {
+                let statement = "SELECT lanes.stop_lane($1, $2, $3, $4)";
+                self.client.query(statement, &[&projection, &number, &lane.epoch, &reason]).await
+            }
+        };
+        match told {
+            Err(error) if classify(&error) == Fault::Connection => Err(describe(&error)),
+            Err(error) => {
+                tracing::warn!("cannot record why the lane does not go on: {}", describe(&error));
+                Ok(())
+            }
+            Ok(_) => Ok(()),
         }
-        Ok(())
     }
 }
 

@@ -11,12 +11,16 @@ SELECT * FROM failure($$ SELECT lanes.register_log(NULL) $$) \gx
 SELECT * FROM failure($$ SELECT lanes.register_log('a_view') $$) \gx
 SELECT * FROM failure($$ SELECT lanes.register_log('a_temporary') $$) \gx
 SELECT * FROM failure($$ SELECT lanes.register_log('an_unlogged') $$) \gx
-CREATE TABLE incomplete (position bigint GENERATED ALWAYS AS IDENTITY, key text, type text, ts date, payload bytea);
+CREATE TABLE incomplete (position bigint GENERATED ALWAYS AS IDENTITY, key text NOT NULL, type text NOT NULL, ts date NOT NULL, payload bytea NOT NULL);
 SELECT * FROM failure($$ SELECT lanes.register_log('incomplete', key_column => 'order_id') $$) \gx
 SELECT * FROM failure($$ SELECT lanes.register_log('incomplete') $$) \gx
 ALTER TABLE incomplete ALTER ts TYPE timestamptz USING ts;
 SELECT * FROM failure($$ SELECT lanes.register_log('incomplete') $$) \gx
 ALTER TABLE incomplete ALTER payload TYPE text USING '{}';
+-- An event without a key.
+ALTER TABLE incomplete ALTER key DROP NOT NULL;
+SELECT * FROM failure($$ SELECT lanes.register_log('incomplete') $$) \gx
+ALTER TABLE events.incomplete ALTER COLUMN key SET NOT NULL;
 -- Not unique, unique in part, unique together with something else.
 SELECT * FROM failure($$ SELECT lanes.register_log('incomplete') $$) \gx
 CREATE UNIQUE INDEX in_part ON incomplete (position) WHERE key <> '';
@@ -37,7 +41,7 @@ SELECT * FROM failure($$ SELECT lanes.register_log('incomplete') $$) \gx
 SELECT count(*) FROM lanes.events_table;
 
 -- A large table is not kept from its appenders while an index is made.
-CREATE TABLE large (position bigint PRIMARY KEY, key text, type text, ts bigint, payload text);
+CREATE TABLE large (position bigint PRIMARY KEY, key text NOT NULL, type text NOT NULL, ts bigint NOT NULL, payload text NOT NULL);
 ALTER TABLE large ALTER payload SET STORAGE EXTERNAL;
 INSERT INTO large SELECT i, 'k', 'T', 0, repeat('x', 8000) FROM generate_series(1, 9000) AS i;
 SELECT * FROM failure($$ SELECT lanes.register_log('large') $$) \gx
@@ -49,6 +53,35 @@ SELECT lanes.register_log('large') IS NOT NULL AS registered;
 SELECT relfilenode = :before AS untouched, (SELECT count(DISTINCT xid) FROM large) AS xids FROM pg_class WHERE oid = 'large'::regclass;
 DELETE FROM lanes.log USING lanes.events_table AS e WHERE log.log_id = e.log_id;
 DROP TABLE large, incomplete;
+
+-- A lane is split by its events, where whoever does it may read them: half of them are of one key. Without that right the
+-- slots are counted.
+CREATE TABLE parting (position bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, type text NOT NULL DEFAULT 'T', key text NOT NULL,
+    ts bigint NOT NULL DEFAULT 0, payload text NOT NULL DEFAULT '{}');
+INSERT INTO parting (key) SELECT CASE WHEN i % 2 = 0 THEN 'hot' ELSE 'k' || i END FROM generate_series(1, 400) AS i;
+SELECT lanes.register_log('parting') AS parting_log \gset
+SELECT * FROM lanes.define('{"projections": {"parted": {"source_events": ["T"], "lanes": 1,
+    "target": {"table": "parted", "primary_key": ["id"]}, "fields": {"id": "TEXT", "n": "BIGINT"}, "derive": {"id": "event.key"},
+    "aggregates": {"T": {"n": {"op": "count"}}}}}}', :'parting_log');
+CREATE ROLE blind;
+GRANT USAGE ON SCHEMA lanes TO blind;
+GRANT ALL ON ALL TABLES IN SCHEMA lanes TO blind;
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA lanes TO blind;
+BEGIN;
+SET ROLE blind;
+SELECT lanes.split('parted', 0);
+RESET ROLE;
+SELECT lanes.lane_for('parted', key) = lanes.lane_for('parted', 'hot') AS with_the_hot_key, count(*) BETWEEN 190 AND 210 AS half, count(*) > 270 AS much
+FROM parting GROUP BY 1 ORDER BY 1;
+ROLLBACK;
+SELECT lanes.split('parted', 0);
+SELECT lanes.lane_for('parted', key) = lanes.lane_for('parted', 'hot') AS with_the_hot_key, count(*) BETWEEN 190 AND 210 AS half, count(*) > 270 AS much
+FROM parting GROUP BY 1 ORDER BY 1;
+DELETE FROM lanes.projection WHERE name = 'parted';
+DELETE FROM lanes.log WHERE log_id = :'parting_log';
+DROP TABLE parting;
+DROP OWNED BY blind;
+DROP ROLE blind;
 
 -- Other names and types of columns; names that need quotes; the time in milliseconds.
 CREATE TABLE "Order Events" ("No" int GENERATED ALWAYS AS IDENTITY UNIQUE, "order" uuid NOT NULL, kind varchar(20) NOT NULL,

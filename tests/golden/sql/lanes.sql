@@ -153,6 +153,17 @@ SELECT * FROM failure($$ SELECT lanes.stop_lane('orders', 0, 2, 'why') $$) \gx
 SELECT * FROM failure($$ SELECT lanes.stop_lane('orders', 0, 1, '') $$) \gx
 SELECT lanes.stop_lane('orders', 0, 1, 'the table is missing');
 SELECT * FROM lane WHERE lane = 0;
+-- So does one that goes on by itself, under another name; the last one who said something is right.
+SELECT * FROM failure($$ SELECT lanes.hold_lane('orders', 0, 2, 'paused', 'why') $$) \gx
+SELECT * FROM failure($$ SELECT lanes.hold_lane('orders', 0, 1, 'paused', '') $$) \gx
+SELECT * FROM failure($$ SELECT lanes.hold_lane('orders', 0, 1, 'tired', 'why') $$) \gx
+SELECT * FROM failure($$ SELECT lanes.hold_lane('orders', 0, 1, NULL, 'why') $$) \gx
+SELECT lanes.hold_lane('orders', 0, 1, 'backing_off', 'deadlock detected');
+SELECT lane, state, reason FROM lanes.status WHERE projection = 'orders' AND lane = 0;
+SELECT lanes.hold_lane('orders', 0, 1, 'paused', 'others come first');
+SELECT lane, state, reason FROM lanes.status WHERE projection = 'orders' AND lane = 0;
+SELECT lanes.stop_lane('orders', 0, 1, 'the table is missing');
+SELECT lane, state, reason FROM lanes.status WHERE projection = 'orders' AND lane = 0;
 BEGIN;
 SELECT * FROM lanes.begin_batch('orders', 0, 1, :'log');
 SELECT lanes.commit_batch('orders', 0, 1, 141);

@@ -28,7 +28,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON lanes.worker, lanes.parked_key, lanes.pa
 GRANT SELECT, INSERT, UPDATE ON lanes.skipped_event TO golden_worker;
 GRANT EXECUTE ON FUNCTION lanes.claim, lanes.claim_batch, lanes.take_lane, lanes.end_session, lanes.release, lanes.heartbeat,
     lanes.goodbye, lanes.begin_batch, lanes.open_batch, lanes.read_batch, lanes.commit_batch, lanes.finish_reshaping,
-    lanes.stop_lane, lanes.stop_at_event, lanes.parked_keys, lanes.parked_events, lanes.park, lanes.unpark, lanes.skip_failed,
+    lanes.stop_lane, lanes.hold_lane, lanes.stop_at_event, lanes.parked_keys, lanes.parked_events, lanes.park, lanes.unpark, lanes.skip_failed,
     lanes.skips_ahead, lanes.lock_lane, lanes.take_lane_lock, lanes.give_up_lane_lock TO golden_worker;
 -- Workers also tick, and change the map when the lanes that a change involves have come to their stop:
 GRANT UPDATE ON lanes.projection, lanes.log TO golden_worker;
@@ -43,6 +43,7 @@ SELECT epoch FROM lanes.checkpoint WHERE lane = :lane \gset
 SELECT target_table FROM lanes.begin_batch('orders', :lane, :epoch, '00000000-0000-0000-0000-00000000000a');
 SELECT lanes.commit_batch('orders', :lane, :epoch, 1000);
 SELECT lanes.stop_lane('orders', :lane, :epoch, 'done');
+SELECT lanes.hold_lane('orders', :lane, :epoch, 'paused', 'others come first');
 SELECT lanes.release('orders', :lane, :epoch);
 ROLLBACK;
 SELECT * FROM failure($$ SELECT lanes.define(document('orders'), '00000000-0000-0000-0000-00000000000a') $$) \gx

@@ -11,8 +11,15 @@ CREATE FUNCTION stand(VARIADIC positions bigint[]) RETURNS void LANGUAGE sql AS 
 $$;
 SELECT lanes.lane_for('parcels', 'o-' || n) = lane_of('o-' || n, 4) AS equal, count(*) FROM generate_series(1, 500) AS n GROUP BY 1;
 
--- To a multiple: only splits, done at once, each new lane where its parent stands.
+-- How long lanes would wait for each other: at 2 ms an event, and a quarter of the events each, the lanes need 15, 10, 5 and
+-- 0 ms to the place of the last one. Before any event was applied nobody knows.
 SELECT stand(10, 20, 30, 40);
+SELECT lane, pause, pause_ms, note FROM lanes.explain_resize('parcels', 2);
+UPDATE lanes.checkpoint SET events = 100, work_ms = 200 WHERE projection = 'parcels';
+SELECT lane, pause_ms FROM lanes.explain_resize('parcels', 2);
+UPDATE lanes.checkpoint SET events = 0, work_ms = 0 WHERE projection = 'parcels';
+
+-- To a multiple: only splits, done at once, each new lane where its parent stands.
 SELECT lane, slots, slots_then, slots_moved_in, pause, note FROM lanes.explain_resize('parcels', 8);
 SELECT lanes.resize('parcels', 8);
 SELECT * FROM parcels_lane;
