@@ -93,6 +93,14 @@ pub const PARTS: &[Part] = &[
         run: lanes,
     },
     Part {
+        name: "growth/claims",
+        what: "milliseconds for a lane until all lanes have owners, after the start of a daemon with four connections",
+        grows: "lanes",
+        unit: "ms/lane",
+        logarithmic: true,
+        run: claims,
+    },
+    Part {
         name: "growth/projections",
         what: "microseconds by the number of projections, one lane each: for an event and projection where all apply all events, and for an event where each has a type of its own",
         grows: "projections",
@@ -278,6 +286,26 @@ fn lanes(events: usize) -> Result<Vec<Series>, Failure> {
     Ok(vec![Series::new("hot counter", hot_counter), Series::new("read model", read_model)])
 }
 
+/// From the first claim to the last, over a log without events.
+fn claims(_events: usize) -> Result<Vec<Series>, Failure> {
+    let cluster = cluster();
+    let mut points = Vec::new();
+    for lanes in [4, 8, 16, 32, 64, 128, 256, 512, 1024] {
+        let mut daemon = filled(&cluster, "", 0, checkin_line)?;
+        let projection = Projections::checkins(lanes);
+        projection.apply(&daemon)?;
+        daemon.start();
+        daemon.wait_until_applied(lanes, 0);
+        let claiming = "SELECT extract(epoch FROM max(claimed_at) - min(claimed_at)) * 1000 FROM lanes.checkpoint";
+        points.push((lanes as f64, cluster.psql("bench", claiming).parse::<f64>()? / lanes as f64));
+        if !daemon.stop().success() {
+            return Err("the daemon did not end in order".into());
+        }
+        projection.drop(&cluster);
+    }
+    Ok(vec![Series::new("until all are owned", points)])
+}
+
 fn projections(events: usize) -> Result<Vec<Series>, Failure> {
     let cluster = cluster();
     let events = (events / 20).max(1000);
@@ -356,8 +384,10 @@ fn memory(events: usize) -> Result<Vec<Series>, Failure> {
     projection.apply(&daemon)?;
     let (mut resident, started) = (Vec::new(), Instant::now());
     let events = load(&daemon.address(), CONNECTIONS, &flights, Duration::from_secs(seconds), || {
-        let mib = daemon.resident_kib() as f64 / 1024.0;
-        resident.push((started.elapsed().as_secs_f64().round(), mib));
+        // After a tenth of the time caches and buffers have their size.
+        if started.elapsed().as_secs() >= seconds / 10 {
+            resident.push((started.elapsed().as_secs_f64().round(), daemon.resident_kib() as f64 / 1024.0));
+        }
     })?;
     eprintln!("{:.0} events/s were stored", events as f64 / started.elapsed().as_secs_f64());
     daemon.wait_until_applied(LANES, events);

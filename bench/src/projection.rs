@@ -133,11 +133,16 @@ impl Projections {
         let claimed = cluster.psql("bench", "SELECT extract(epoch FROM min(claimed_at)) FROM lanes.checkpoint");
         let visible = cluster.psql("bench", &self.visible);
         let status = daemon.stop();
-        cluster.psql("bench", &format!("DELETE FROM lanes.projection; DROP TABLE {} CASCADE", self.tables.join(", ")));
+        self.drop(cluster);
         if visible != events.to_string() || !status.success() {
             return Err(format!("{visible} of {events} events are visible; the daemon ended with {status}").into());
         }
         Ok(Applied { events_per_second: events as f64 / (now - claimed.parse::<f64>()?), wal_bytes })
+    }
+
+    /// Takes them away, with their tables. No daemon runs.
+    pub fn drop(&self, cluster: &Cluster) {
+        cluster.psql("bench", &format!("DELETE FROM lanes.projection; DROP TABLE {} CASCADE", self.tables.join(", ")));
     }
 
     /// Asks the daemon: asking Postgres again and again would cost it as much as the work does.

@@ -141,6 +141,8 @@ impl Dispatcher {
     pub fn take(&self, id: &LaneId, maximum_events: usize) -> Option<Vec<Delivery>> {
         let mut state = self.state();
         let queue = &mut state.lanes.get_mut(id)?.queue;
+        // The reader waits for no other: with a thousand lanes it would look at all of them a thousand times.
+        let was_full = queue.len() >= QUEUE_CHUNKS;
         let mut taken = Vec::new();
         let mut events = 0;
         while let Some(next) = queue.front() {
@@ -151,7 +153,7 @@ impl Dispatcher {
             taken.extend(queue.pop_front());
         }
         drop(state);
-        if !taken.is_empty() {
+        if was_full {
             self.changed.notify_all();
         }
         Some(taken)
@@ -225,21 +227,16 @@ impl Dispatcher {
     ) -> MutexGuard<'a, State> {
         let Some(scanned_to) = routed.first().map(|(_, delivery)| delivery.scanned_to) else { return state };
         let deadline = Instant::now() + PATIENCE;
-        let full = |state: &State| -> Vec<LaneId> {
-            let full = state.lanes.iter().filter(|(_, lane)| lane.queue.len() >= QUEUE_CHUNKS);
-            full.map(|(id, _)| id.clone()).collect()
-        };
-        loop {
-            let waiting = full(&state);
-            if waiting.is_empty() || state.closed {
-                break;
-            }
+        let is_full = |lane: &Attached| lane.queue.len() >= QUEUE_CHUNKS;
+        while !state.closed && state.lanes.values().any(is_full) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                for id in waiting {
-                    tracing::warn!(projection = %id.projection, lane = id.lane, "the lane fell behind the shared reader");
-                    state.lanes.remove(&id);
-                }
+                state.lanes.retain(|id, lane| {
+                    if is_full(lane) {
+                        tracing::warn!(projection = %id.projection, lane = id.lane, "the lane fell behind the shared reader");
+                    }
+                    !is_full(lane)
+                });
                 break;
             }
             state = self.wait(state, left);
@@ -247,10 +244,8 @@ impl Dispatcher {
         // A lane that attached while the chunk was being read is not among the routed ones, or under another map; the same
         // chunk is then read again for all. Reading again is right, because deliveries below a lane's place are dropped by
         // the lane.
-        let is_routed = |(id, lane): (&LaneId, &Attached)| {
-            routed.iter().any(|(other, delivery)| other == id && delivery.map_version == lane.known.map_version)
-        };
-        let complete = state.lanes.iter().all(is_routed);
+        let routed_by: HashMap<&LaneId, i64> = routed.iter().map(|(id, delivery)| (id, delivery.map_version)).collect();
+        let complete = state.lanes.iter().all(|(id, lane)| routed_by.get(id) == Some(&lane.known.map_version));
         if state.place != after || !complete {
             return state;
         }
