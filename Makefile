@@ -125,9 +125,11 @@ FUZZ_FOLDER := $(abspath $(TARGET))/fuzz
 
 # A stable toolchain will do, since no sanitizer is asked for: the code is safe Rust, with debug assertions. What is found is
 # a file in fuzz/artifacts; new inputs are kept in the target's folder and used again. `cargo install` does nothing if the
-# tool is there.
+# tool is there. Temporary files are in memory where the machine has that, since syncs cost nothing there.
 fuzz: setup
 	cargo install --quiet --locked --version 0.13.2 --root $(FUZZ_FOLDER)/tool cargo-fuzz
+	export TMPDIR=$$(mktemp -d -p "$$(if [[ -w /dev/shm ]]; then echo /dev/shm; else echo /tmp; fi)"); \
+	trap 'rm -rf "$$TMPDIR"' EXIT; \
 	for target in $(FUZZ_TARGETS); do \
 	  mkdir -p $(FUZZ_FOLDER)/corpus/$$target; \
 	  PATH=$(FUZZ_FOLDER)/tool/bin:$$PATH cargo fuzz run --fuzz-dir fuzz --sanitizer none --target-dir $(FUZZ_FOLDER) $$target \

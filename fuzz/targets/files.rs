@@ -43,7 +43,7 @@ fn settings(directory: &Path, accept_loss: bool) -> LogSettings {
 }
 
 fn images() -> [Image; 2] {
-    let directory = pg_lanes_fuzz::directory();
+    let directory = tempfile::tempdir().expect("temporary files can be written");
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let log = open(&settings(directory.path(), false)).expect("the folder is empty");
     for (producer, first) in [("a", 1), ("b", 1), ("c", 1), ("a", 31)] {
@@ -111,7 +111,7 @@ fuzz_target!(|input: &[u8]| {
     let Some((choice, changes)) = input.split_first() else { return };
     let mut image = IMAGES[usize::from(choice & 1)].clone();
     changes.chunks(5).for_each(|change| damage(&mut image, change));
-    let directory = pg_lanes_fuzz::directory();
+    let directory = tempfile::tempdir().expect("temporary files can be written");
     for (name, contents) in &image {
         std::fs::write(directory.path().join(name), contents).expect("the folder is ours");
     }

@@ -17,6 +17,7 @@ use ingestd::log::writer::CommitLimits;
 use ingestd::log::{Log, LogSettings, open};
 use ingestd::source::http::{RequestLimits, router};
 use libfuzzer_sys::fuzz_target;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -37,7 +38,7 @@ struct Server {
 
 impl Server {
     fn start() -> Server {
-        let directory = pg_lanes_fuzz::directory();
+        let directory = tempfile::tempdir().expect("temporary files can be written");
         let settings = LogSettings {
             data_directory: directory.path().to_owned(),
             drain_threads: 1,
@@ -125,8 +126,8 @@ fuzz_target!(|input: &[u8]| {
 /// How many events an accepted body has.
 fn count(body: &[u8]) -> u64 {
     let text = std::str::from_utf8(body).expect("what is not UTF-8 is refused");
-    match serde_json::from_str::<Vec<Value>>(text) {
-        Ok(elements) => elements.len() as u64,
-        Err(_) => text.split('\n').filter(|line| !line.trim_ascii().is_empty()).count() as u64,
+    if text.trim_ascii_start().starts_with('[') {
+        return serde_json::from_str::<Vec<IgnoredAny>>(text).expect("it was accepted").len() as u64;
     }
+    text.split('\n').filter(|line| !line.trim_ascii().is_empty()).count() as u64
 }

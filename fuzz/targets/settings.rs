@@ -12,7 +12,7 @@ use ingestd::config::Sources;
 use libfuzzer_sys::fuzz_target;
 use tempfile::TempDir;
 
-static DIRECTORY: LazyLock<TempDir> = LazyLock::new(pg_lanes_fuzz::directory);
+static DIRECTORY: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("temporary files can be written"));
 
 fn sources(file: &Path, flags: Vec<String>) -> Sources {
     Sources { file: PathBuf::from(file), file_was_named: true, flags }
