@@ -14,6 +14,7 @@
 #                      BENCH_ARGUMENTS="--quick" is over in 3, "--only NAME" measures a part, "--list" tells the names
 #   make bench-growth  measures what an event costs as the log, shards, lanes, projections and keys grow; GROWTH_EVENTS
 #                      (default 10 million), BENCH_ARGUMENTS="--only growth/keys"
+#   make fuzz          what is read from outside, each part for FUZZ_SECONDS (default 60); FUZZ_TARGETS="requests cursors" chooses
 #   make lint          formatting, clippy, shell scripts
 #   make check-sql     pgspot and plpgsql_check over the extension's SQL
 #   make docs          writes docs/SQL.md from the installed extension
@@ -21,7 +22,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test soak soak-whole soak-log soak-lanes soak-projections bench bench-growth demo demo-stop demo-clean lint setup check-sql docs
+.PHONY: all build install installcheck test soak soak-whole soak-log soak-lanes soak-projections bench bench-growth fuzz demo demo-stop demo-clean lint setup check-sql docs
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -118,13 +119,33 @@ soak-projections:
 
 bench bench-growth: setup install
 	scripts/cluster sweep
+	if [[ $@ = bench && ( "$(BENCH_ARGUMENTS)" != *--only* || "$(BENCH_ARGUMENTS)" = *peers* ) ]]; then scripts/setup_peers; fi
 	cargo build --release -p ingestd -p bench
 	$(TARGET)/release/bench $(if $(filter bench-growth,$@),--growth --events $(GROWTH_EVENTS)) $(BENCH_ARGUMENTS)
 
 GROWTH_EVENTS ?= 10000000
 
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= requests definitions cursors settings files
+FUZZ_FOLDER := $(abspath $(TARGET))/fuzz
+
+# A stable toolchain will do, since no sanitizer is asked for: the code is safe Rust, with debug assertions. What is found is
+# a file in fuzz/artifacts; new inputs are kept in the target's folder and used again. `cargo install` does nothing if the
+# tool is there. Temporary files are in memory where the machine has that, since syncs cost nothing there.
+fuzz: setup
+	cargo install --quiet --locked --version 0.13.2 --root $(FUZZ_FOLDER)/tool cargo-fuzz
+	export TMPDIR=$$(mktemp -d -p "$$(if [[ -w /dev/shm ]]; then echo /dev/shm; else echo /tmp; fi)"); \
+	trap 'rm -rf "$$TMPDIR"' EXIT; \
+	for target in $(FUZZ_TARGETS); do \
+	  mkdir -p $(FUZZ_FOLDER)/corpus/$$target; \
+	  PATH=$(FUZZ_FOLDER)/tool/bin:$$PATH cargo fuzz run --fuzz-dir fuzz --sanitizer none --target-dir $(FUZZ_FOLDER) $$target \
+	    $(FUZZ_FOLDER)/corpus/$$target fuzz/seeds/$$target -- \
+	    -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=1024 -max_len=8192 -print_final_stats=1; \
+	done
+
 lint:
 	cargo fmt --all --check
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	PGRX_PG_CONFIG_PATH=$(FOUND_PG_CONFIG) cargo clippy --workspace --all-targets -- -D warnings
 	for script in scripts/* .ci/run; do bash -n $$script; done
 	if command -v shellcheck > /dev/null; then shellcheck scripts/* .ci/run; fi

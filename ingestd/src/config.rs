@@ -190,6 +190,7 @@ impl Sources {
             Err(error) => return Err(ConfigError::Read(self.file.clone(), error)),
         };
         let mut config = Config::parse(&text).map_err(|reason| ConfigError::Parse(self.file.clone(), reason))?;
+        let mut origins = Vec::new();
         let mut table: toml::Table =
             text.parse().map_err(|error: toml::de::Error| ConfigError::Parse(self.file.clone(), error.to_string()))?;
         for Overlay { origin, name, value } in self.overlays()? {
@@ -199,18 +200,34 @@ impl Sources {
                 Err(_) => toml::Value::String(value),
             };
             table.insert(name, value);
-            let checked = Config::deserialize(table.clone()).map_err(|error| error.message().replace('\n', ", "));
-            config = checked.and_then(Config::checked).map_err(|reason| ConfigError::Overlay(origin, reason))?;
+            config = match Config::deserialize(table.clone()) {
+                Ok(config) => config,
+                Err(error) => return Err(ConfigError::Overlay(origin, error.message().replace('\n', ", "))),
+            };
+            origins.push(origin);
         }
-        Ok(config)
+        // Of all together: which of two that go together comes first does not matter.
+        config.checked().map_err(|reason| {
+            if origins.is_empty() {
+                ConfigError::Parse(self.file.clone(), reason)
+            } else {
+                ConfigError::Overlay(origins.join(", "), reason)
+            }
+        })
     }
 
     fn overlays(&self) -> Result<Vec<Overlay>, ConfigError> {
         let mut overlays = Vec::new();
-        for (variable, value) in std::env::vars() {
+        for (variable, value) in std::env::vars_os() {
+            // Others' variables may hold anything.
+            let variable = variable.to_string_lossy();
             let name = variable.strip_prefix(ENVIRONMENT_PREFIX).filter(|_| variable != LOG_VARIABLE);
             if let Some(name) = name.map(str::to_ascii_lowercase) {
-                overlays.push(Overlay { origin: format!("environment variable {variable}"), name, value });
+                let origin = format!("environment variable {variable}");
+                match value.into_string() {
+                    Ok(value) => overlays.push(Overlay { origin, name, value }),
+                    Err(_) => return Err(ConfigError::Overlay(origin, "must be UTF-8".to_owned())),
+                }
             }
         }
         for flag in &self.flags {
@@ -229,15 +246,14 @@ pub type Described = (&'static str, String, bool);
 
 impl Config {
     fn parse(text: &str) -> Result<Config, String> {
-        let config: Config = toml::from_str(text).map_err(|error: toml::de::Error| {
+        toml::from_str(text).map_err(|error: toml::de::Error| {
             let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);
             match line {
                 // One line for one fault: the parser's own text repeats the source over several lines.
                 Some(line) => format!("line {line}: {}", error.message().replace('\n', ", ")),
                 None => error.message().replace('\n', ", "),
             }
-        })?;
-        config.checked()
+        })
     }
 
     /// Settings that exclude each other are refused.
@@ -424,18 +440,48 @@ mod tests {
 
     #[test]
     fn limits_that_exclude_each_other_are_refused() {
-        let error = Config::parse("max_request_bytes = 2048").unwrap_err();
+        let checked = |text: &str| Config::parse(text).and_then(Config::checked);
+        let error = checked("max_request_bytes = 2048").unwrap_err();
         assert!(error.contains("max_event_bytes (1048576) must not be above max_request_bytes (2048)"), "{error}");
-        let error = Config::parse("data_directory = \"x\"\nlog = \"postgres:shop.events\"").unwrap_err();
+        let error = checked("data_directory = \"x\"\nlog = \"postgres:shop.events\"").unwrap_err();
         assert!(error.contains("exclude each other"), "{error}");
         for log in ["events", "postgres:events", "postgres:.events", "sqlite:shop.events"] {
-            let error = Config::parse(&format!("log = \"{log}\"")).unwrap_err();
+            let error = checked(&format!("log = \"{log}\"")).unwrap_err();
             assert!(error.contains("postgres:schema.table") && error.contains(log), "{error}");
         }
-        let config = Config::parse("log = \"postgres:shop.events\"").unwrap();
+        let config = checked("log = \"postgres:shop.events\"").unwrap();
         assert_eq!(config.events_table(), Some("shop.events"));
-        let error = Config::parse("max_in_flight_bytes = 1048576").unwrap_err();
+        let error = checked("max_in_flight_bytes = 1048576").unwrap_err();
         assert!(error.contains("must not be above max_in_flight_bytes (1048576)"), "{error}");
+    }
+
+    #[test]
+    fn limits_that_go_together_are_accepted_in_any_order_from_any_source() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("ingestd.toml");
+        // Each of these alone is refused, beside the defaults of the others.
+        let smaller = ["max_request_bytes=2048", "max_event_bytes=1024"];
+        let larger = ["max_event_bytes=33554432", "max_request_bytes=67108864", "max_in_flight_bytes=134217728"];
+        for settings in [&smaller[..], &larger[..]] {
+            for in_file in 0..=settings.len() {
+                for turned in 0..settings.len() {
+                    let mut settings = settings.to_vec();
+                    settings.rotate_left(turned);
+                    let (filed, flags) = settings.split_at(in_file);
+                    std::fs::write(&file, filed.join("\n")).unwrap();
+                    let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+                    let config = Sources { file: file.clone(), file_was_named: true, flags }.read().unwrap();
+                    let described = config.describe();
+                    for setting in settings {
+                        let (name, value) = setting.split_once('=').unwrap();
+                        assert!(
+                            described.iter().any(|(other, text, _)| (*other, text.as_str()) == (name, value)),
+                            "{setting}"
+                        );
+                    }
+                }
+            }
+        }
     }
 
     #[test]

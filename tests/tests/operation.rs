@@ -1,6 +1,8 @@
 //! Running the daemon: settings from everywhere and while it runs, readiness, the check, retention, trouble with the disk.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
 use e2e::cluster::Cluster;
@@ -54,6 +56,25 @@ fn settings_come_from_file_environment_and_flags_in_this_order() {
         ("INGESTD_SHARDS", "3", "environment variable INGESTD_SHARDS: unknown field"),
     ] {
         let output = daemon.command(&["run"]).env(variable, value).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && said.contains(reason), "{said}");
+    }
+}
+
+#[test]
+fn an_environment_that_is_not_utf8_harms_nobody() {
+    let daemon = Daemon::new(None, "");
+    let text = OsStr::from_bytes(b"caf\xe9");
+    let check = |variable: &OsStr| daemon.command(&["check"]).env(variable, text).output().unwrap();
+    for others in [OsStr::new("TITLE"), text] {
+        let output = check(others);
+        assert!(output.status.success(), "{output:?}");
+    }
+    for (ours, reason) in [
+        (OsStr::new("INGESTD_DATA_DIRECTORY"), "environment variable INGESTD_DATA_DIRECTORY: must be UTF-8"),
+        (OsStr::from_bytes(b"INGESTD_\xe9"), "environment variable INGESTD_\u{fffd}: must be UTF-8"),
+    ] {
+        let output = check(ours);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(1) && said.contains(reason), "{said}");
     }

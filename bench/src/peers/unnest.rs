@@ -7,6 +7,8 @@ use e2e::cluster::Cluster;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
+use super::checkins::{self, Checkin, TOTAL};
+use super::{DATABASE, Lines};
 use crate::measurement::Failure;
 use crate::sample::Order;
 
@@ -48,6 +50,31 @@ pub async fn count_into(cluster: &Cluster, payloads: &[String]) -> Result<f64, F
         return Err(format!("{counted} of {} events were counted by hand", payloads.len()).into());
     }
     Ok(payloads.len() as f64 / seconds)
+}
+
+/// Events a second of one worker that reads whole check-ins.
+pub async fn to_total(cluster: &Cluster, events: &Lines) -> Result<f64, Failure> {
+    checkins::create_table(cluster, DATABASE);
+    let reader = cluster.connect(DATABASE).await;
+    let client = cluster.connect(DATABASE).await;
+    let upsert = client
+        .prepare(
+            "INSERT INTO total AS t SELECT show, count(*), max(ts) FROM unnest($1::text[], $2::bigint[]) AS b (show, ts) GROUP BY show
+             ON CONFLICT (show) DO UPDATE SET n = t.n + excluded.n, last = greatest(t.last, excluded.last)",
+        )
+        .await?;
+    let started = Instant::now();
+    for batch in events.chunks(BATCH) {
+        let (mut shows, mut times) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
+        for line in batch {
+            let checkin = Checkin::read(line.as_bytes())?;
+            shows.push(checkin.show());
+            times.push(checkin.ts);
+        }
+        client.execute(&upsert, &[&shows, &times]).await?;
+    }
+    checkins::wait_for_total(&reader, TOTAL, events.len()).await?;
+    Ok(events.len() as f64 / started.elapsed().as_secs_f64())
 }
 
 /// Rows a second of `workers` workers that write orders. Without `parses` their arrays are ready before the clock starts.
