@@ -8,7 +8,7 @@ use std::time::Instant;
 use e2e::cluster::Cluster;
 use redis::aio::MultiplexedConnection;
 use redis::streams::{StreamReadOptions, StreamReadReply};
-use redis::{AsyncCommands, Client};
+use redis::{AsyncCommands, AsyncConnectionConfig, Client};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::checkins::{self, Folded, PRODUCERS, TOTAL};
@@ -28,7 +28,7 @@ pub async fn to_total(cluster: &Cluster, events: &Lines) -> Result<f64, Failure>
     let (_server, client) = start().await?;
     let reader = cluster.connect(DATABASE).await;
     let producers = connect_producers(&client).await?;
-    let mut connection = client.get_multiplexed_async_connection().await?;
+    let mut connection = connect(&client).await?;
     let _: () = connection.xgroup_create_mkstream(STREAM, GROUP, "0").await?;
     let consumer = consume(connection, cluster.connect(DATABASE).await);
     let started = Instant::now();
@@ -50,7 +50,7 @@ pub async fn to_acknowledgement(_: &Cluster, events: &Lines) -> Result<f64, Fail
     let started = Instant::now();
     produce(producers, events).await?;
     let seconds = started.elapsed().as_secs_f64();
-    let stored: usize = client.get_multiplexed_async_connection().await?.xlen(STREAM).await?;
+    let stored: usize = connect(&client).await?.xlen(STREAM).await?;
     if stored != events.len() {
         return Err(format!("{stored} of {} events are in the stream", events.len()).into());
     }
@@ -72,7 +72,7 @@ async fn start() -> Result<(Server, Client), Failure> {
     ];
     let client = Client::open(format!("redis+unix://{socket}"))?;
     let answers = async || {
-        let mut connection = client.get_multiplexed_async_connection().await.ok()?;
+        let mut connection = connect(&client).await.ok()?;
         redis::cmd("CONFIG").arg("GET").arg("appendfsync").query_async::<Vec<String>>(&mut connection).await.ok()
     };
     let (server, setting) =
@@ -83,10 +83,16 @@ async fn start() -> Result<(Server, Client), Failure> {
     Ok((server, client))
 }
 
+/// Without a limit of time: a sync takes as long as the disk does.
+async fn connect(client: &Client) -> redis::RedisResult<MultiplexedConnection> {
+    let patient = AsyncConnectionConfig::new().set_response_timeout(None);
+    client.get_multiplexed_async_connection_with_config(&patient).await
+}
+
 async fn connect_producers(client: &Client) -> Result<Vec<MultiplexedConnection>, Failure> {
     let mut connections = Vec::new();
     for _ in 0..PRODUCERS {
-        connections.push(client.get_multiplexed_async_connection().await?);
+        connections.push(connect(client).await?);
     }
     Ok(connections)
 }

@@ -174,7 +174,10 @@ pub fn recover(directory: &Path, settings: RecoverySettings) -> Result<Recovered
         let name = streams.get(stream).map_or("", |(key, _)| &key.name);
         format!("of stream \"{name}\" the events {first} to {last} are missing")
     }));
-    let missing = if doubts.is_empty() { Vec::new() } else { missing_positions(&found, floor, known)? };
+    // Up to the watermark the commits' numbers vouch for the positions, which may be many. Behind it another shard may know of
+    // commits that are lost.
+    let vouched = if doubts.is_empty() { marked.max(floor) } else { floor };
+    let missing = missing_positions(&found, vouched, known)?;
     if !missing.is_empty() {
         let count: u64 = missing.iter().map(|range| range.last_position - range.first_position + 1).sum();
         let named: Vec<String> = missing.iter().take(NAMED_RANGES).map(describe_range).collect();

@@ -245,6 +245,8 @@ fn read_rows(found: &mut Verification, shards: &[Shard], losses: &[LossRange]) -
                 check_gap(found, losses, expected, position);
             }
         } else {
+            // What is missing at the end of the log is behind nothing that could tell of it later.
+            check_gap(found, losses, expected, found.horizon + 1);
             found.rows_above_horizon += 1;
         }
         expected = expected.max(position + 1);
