@@ -118,8 +118,9 @@ fuzz_target!(|input: &[u8]| {
     let before = verify(directory.path());
     let Ok(log) = open(&settings(directory.path(), choice & 2 != 0)) else { return };
     log.close().expect("it closes in order");
-    let after = verify(directory.path()).expect("a log that was open can be read");
+    // A start does not read the events, so what made them unreadable before may still do so.
     if let Ok(before) = before {
+        let after = verify(directory.path()).expect("it could be read before");
         assert!(after.fault_count <= before.fault_count, "before:\n{before}\nafter:\n{after}");
     }
     let log = open(&settings(directory.path(), false)).expect("it was open before");

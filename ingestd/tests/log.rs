@@ -288,7 +288,7 @@ async fn lost_commits_are_named_and_given_up_only_when_told() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_file_is_put_aside_when_told_and_never_deleted() {
     type Damage = fn(&Path);
-    let damages: [Damage; 4] = [
+    let damages: [Damage; 6] = [
         |file| std::fs::write(file, vec![7; 40_000]).unwrap(),
         |file| {
             let mut bytes = std::fs::read(file).unwrap();
@@ -297,6 +297,10 @@ async fn a_damaged_file_is_put_aside_when_told_and_never_deleted() {
         },
         |file| Connection::open(file).unwrap().execute_batch("UPDATE receipt SET crc = crc + 1").unwrap(),
         |file| Connection::open(file).unwrap().execute_batch("UPDATE log SET horizon = 77").unwrap(),
+        |file| Connection::open(file).unwrap().execute_batch("ALTER TABLE event RENAME COLUMN cpu TO cqu").unwrap(),
+        |file| {
+            Connection::open(file).unwrap().execute_batch("ALTER TABLE event_type RENAME COLUMN type TO uype").unwrap()
+        },
     ];
     for (case, damage) in damages.into_iter().enumerate() {
         let directory = tempfile::tempdir().unwrap();

@@ -2,6 +2,7 @@
 //! messages at once; a pull consumer's one reader folds what it fetches into the total, and keeps the last sequence beside
 //! it, in one transaction.
 
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -72,6 +73,8 @@ async fn start() -> Result<(Server, String), Failure> {
     let address = format!("127.0.0.1:{clients}");
     let agent: ureq::Agent = ureq::Agent::config_builder().proxy(None).build().new_agent();
     let answers = async || {
+        // It opens the port for monitoring first.
+        TcpStream::connect(&address).ok()?;
         let mut answer = agent.get(format!("http://127.0.0.1:{monitoring}/varz")).call().ok()?;
         serde_json::from_str::<Value>(&answer.body_mut().read_to_string().ok()?).ok()
     };

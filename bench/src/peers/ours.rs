@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use e2e::cluster::Cluster;
 use e2e::daemon::{Daemon, post};
-use serde_json::Value;
 use tokio::task::JoinSet;
 
 use super::checkins::{self, PRODUCERS};
@@ -77,7 +76,7 @@ async fn produce(daemon: &Daemon, events: &Lines) -> Result<(), Failure> {
                 let headers =
                     [("ingest-producer", &*format!("producer-{number}")), ("ingest-sequence", &*sequence.to_string())];
                 let answer = post(&address, &request.join("\n"), &headers)?;
-                if answer.body["stored"] != Value::from(request.len()) {
+                if answer.body["stored"].as_u64() != Some(request.len() as u64) {
                     return Err(format!("the daemon answered {}: {}", answer.status, answer.body).into());
                 }
                 sequence += request.len();

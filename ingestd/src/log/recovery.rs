@@ -270,8 +270,16 @@ fn find(directory: &Path, number: u32, log_id: Uuid, now: i64) -> Result<Found, 
 }
 
 /// Rows have checksums, but a damaged page can hide rows altogether. Missing events are noticed by their positions; a
-/// missing receipt would let a resend be stored again. So the trees of the small tables are checked as a whole.
+/// missing receipt would let a resend be stored again. So the trees of the small tables are checked as a whole, and of all the
+/// columns, which nobody may look at before the first write.
 fn check_tables(connection: &Connection, path: &Path) -> Result<(), ShardError> {
+    let altered = shard::altered_table(connection).map_err(|error| ShardError::Sqlite(path.to_owned(), error))?;
+    if let Some(table) = altered {
+        return Err(ShardError::Damaged(
+            path.to_owned(),
+            format!("table {table} has not the columns that it should have"),
+        ));
+    }
     for table in ["log", "stream", "receipt", "stream_hash", "loss"] {
         let said: String = connection
             .query_row(&format!("PRAGMA quick_check({table})"), [], |row| row.get(0))

@@ -523,6 +523,31 @@ pub fn open_writer(path: &Path, log_id: Uuid, shard: u32, now: i64) -> Result<Co
     Ok(connection)
 }
 
+/// The first table whose columns are not those that it was made with: a damaged page of the schema has other names.
+///
+/// # Errors
+/// SQLite's.
+pub fn altered_table(connection: &Connection) -> rusqlite::Result<Option<String>> {
+    let made = Connection::open_in_memory()?;
+    made.execute_batch(SCHEMA)?;
+    let mut tables = made.prepare("SELECT name FROM sqlite_schema WHERE type = 'table'")?;
+    for table in tables.query_map([], |row| row.get::<_, String>(0))? {
+        let table = table?;
+        if columns(connection, &table)? != columns(&made, &table)? {
+            return Ok(Some(table));
+        }
+    }
+    Ok(None)
+}
+
+/// Name, type and place in the primary key of each column.
+fn columns(connection: &Connection, table: &str) -> rusqlite::Result<Vec<(String, String, u32)>> {
+    connection
+        .prepare("SELECT name, type, pk FROM pragma_table_info(?1) ORDER BY cid")?
+        .query_map([table], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?
+        .collect()
+}
+
 /// A read-only connection to a shard.
 ///
 /// # Errors
