@@ -174,7 +174,7 @@ pub fn run(plan: &Plan) -> Report {
         let missed = if *missed > 0 { format!(" (and {missed} missed)") } else { String::new() };
         line(kind, format!("{done}{missed}"));
     }
-    line("errors in logs, all explained", errors.to_string());
+    line("errors in logs", errors.to_string());
     line("controls, all found", controls.to_string());
     line("checks", audit.checks.to_string());
     line("seconds of load and faults", format!("{:.1}", done.as_secs_f64()));
@@ -226,6 +226,7 @@ fn audit_errors(site: &Site, faults: &BTreeSet<&str>, audit: &mut Audit) -> u64 
     let mut logs = vec![(Source::Postgres, site.server_log()), (Source::Workers, site.worker_log())];
     logs.extend((0..DAEMONS).map(|daemon| (Source::Daemon, site.daemon(daemon).log())));
     if let Some(directory) = std::env::var_os("SOAK_LOGS") {
+        std::fs::create_dir_all(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
         for (number, (source, log)) in logs.iter().enumerate() {
             let path = Path::new(&directory).join(format!("{number}-{source:?}.log").to_lowercase());
             std::fs::write(&path, log).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
