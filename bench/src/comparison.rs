@@ -151,9 +151,12 @@ impl Row {
     }
 }
 
-/// The middle value.
+/// The middle value, of an even number of values the mean of the two in the middle; 0 if there is none.
 pub fn median(values: &[f64]) -> f64 {
-    percentile(values, 50)
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let at = |place: usize| sorted.get(place).copied().unwrap_or_default();
+    f64::midpoint(at(sorted.len().saturating_sub(1) / 2), at(sorted.len() / 2))
 }
 
 /// The value that so many in a hundred do not exceed; 0 and 100 are the least and the greatest. 0 if there is none.
@@ -182,7 +185,7 @@ mod tests {
     fn percentiles_are_values_that_were_measured() {
         let values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
         assert_eq!([0, 50, 99, 100].map(|percent| percentile(&values, percent)), [1.0, 100.0, 198.0, 200.0]);
-        assert_eq!((median(&[3.0]), median(&[])), (3.0, 0.0));
+        assert_eq!((median(&[3.0]), median(&[9.0, 1.0, 4.0]), median(&[4.0, 1.0]), median(&[])), (3.0, 4.0, 2.5, 0.0));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use e2e::cluster::Cluster;
 use serde::Deserialize;
+use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
 use super::Lines;
@@ -53,6 +54,27 @@ impl<'a> Checkin<'a> {
 /// So many events, as lines.
 pub fn lines(events: usize) -> Lines {
     Lines::new((0..events).map(checkin_line).collect())
+}
+
+/// Events a second from the first one that is produced until the total tells all. Then the consumer is stopped; if it has ended
+/// by itself, that is the error.
+pub async fn rate_to_total(
+    reader: &Client,
+    total: &str,
+    events: usize,
+    produced: impl Future<Output = Result<(), Failure>>,
+    consumer: JoinHandle<Result<(), Failure>>,
+) -> Result<f64, Failure> {
+    let started = Instant::now();
+    produced.await?;
+    let waited = wait_for_total(reader, total, events).await;
+    let seconds = started.elapsed().as_secs_f64();
+    consumer.abort();
+    if let Ok(ended) = consumer.await {
+        ended?;
+    }
+    waited?;
+    Ok(events as f64 / seconds)
 }
 
 /// Makes the table anew, with room for the versions of its one row.

@@ -31,16 +31,7 @@ pub async fn to_total(cluster: &Cluster, events: &Lines) -> Result<f64, Failure>
     let reader = cluster.connect(DATABASE).await;
     let consumer = create_consumer(&connect(&address).await?).await?;
     let consumer = consume(consumer, cluster.connect(DATABASE).await);
-    let started = Instant::now();
-    produce(producers, events).await?;
-    let waited = checkins::wait_for_total(&reader, TOTAL, events.len()).await;
-    let seconds = started.elapsed().as_secs_f64();
-    consumer.abort();
-    if let Ok(ended) = consumer.await {
-        ended?;
-    }
-    waited?;
-    Ok(events.len() as f64 / seconds)
+    checkins::rate_to_total(&reader, TOTAL, events.len(), produce(producers, events), consumer).await
 }
 
 /// Events a second until all were acknowledged; nobody consumes them.

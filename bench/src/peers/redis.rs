@@ -31,16 +31,7 @@ pub async fn to_total(cluster: &Cluster, events: &Lines) -> Result<f64, Failure>
     let mut connection = connect(&client).await?;
     let _: () = connection.xgroup_create_mkstream(STREAM, GROUP, "0").await?;
     let consumer = consume(connection, cluster.connect(DATABASE).await);
-    let started = Instant::now();
-    produce(producers, events).await?;
-    let waited = checkins::wait_for_total(&reader, TOTAL, events.len()).await;
-    let seconds = started.elapsed().as_secs_f64();
-    consumer.abort();
-    if let Ok(ended) = consumer.await {
-        ended?;
-    }
-    waited?;
-    Ok(events.len() as f64 / seconds)
+    checkins::rate_to_total(&reader, TOTAL, events.len(), produce(producers, events), consumer).await
 }
 
 /// Events a second until all were acknowledged; nobody consumes them.
