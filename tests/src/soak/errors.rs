@@ -70,6 +70,8 @@ const EXPLAINED: &[Explained] = &[
     explained(Source::Postgres, &["ingestd worker", " 23514 ERROR:  ", "\"ledger_", "constraint \"small\""], &[]),
     // A change of a map while the one before still waits.
     explained(Source::Postgres, &["psql", " 55000 ERROR:  a change of the map of projection "], &["map changed"]),
+    // A change of a lane that was there when its number was asked for, and that the change before has retired meanwhile.
+    explained(Source::Postgres, &["psql", " 42704 ERROR:  lane ", " owns no slots"], &["map changed"]),
     explained(Source::Daemon, &["store shard ", " cannot be written: database or disk is full"], &["disk full"]),
     // A worker's connection to the pooler, or the pooler's to the server, was cut.
     explained(Source::Workers, &["server closed the connection unexpectedly"], &CONNECTION),
