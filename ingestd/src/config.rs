@@ -196,8 +196,8 @@ impl Sources {
         for Overlay { origin, name, value } in self.overlays()? {
             // A number or a boolean as TOML reads it, anything else as text.
             let value = match format!("value = {value}").parse::<toml::Table>() {
-                Ok(mut parsed) => parsed.remove("value").unwrap_or(toml::Value::String(value)),
-                Err(_) => toml::Value::String(value),
+                Ok(mut parsed) if parsed.len() == 1 => parsed.remove("value").unwrap_or(toml::Value::String(value)),
+                _ => toml::Value::String(value),
             };
             table.insert(name, value);
             config = match Config::deserialize(table.clone()) {
@@ -482,6 +482,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_flag_sets_one_setting_and_not_a_part_of_what_it_says() {
+        let file = PathBuf::from("ingestd.toml");
+        let read =
+            |flag: &str| Sources { file: file.clone(), file_was_named: false, flags: vec![flag.to_owned()] }.read();
+        let error = read("max_batch_size=1000\nstorage_shards = 3").unwrap_err().to_string();
+        assert!(error.contains("--set max_batch_size") && error.contains("invalid type: string"), "{error}");
+        assert_eq!(read("postgres=host=a\nuser = b").unwrap().postgres.as_deref(), Some("host=a\nuser = b"));
     }
 
     #[test]

@@ -344,3 +344,59 @@ fn after_a_start_a_kill_and_a_join_all_lanes_are_owned_evenly_and_at_rest() {
     let looked = looks() - looked;
     assert!(looked <= 64, "{looked} looks for parked keys while 64 lanes had nothing to do");
 }
+
+/// A batch inserts no row before it has got a ticket.
+const TICKETS: &str = "
+    CREATE TABLE ticket (id bigint GENERATED ALWAYS AS IDENTITY);
+    CREATE FUNCTION wait_for_ticket() RETURNS trigger LANGUAGE plpgsql AS $$
+    DECLARE
+        got bigint;
+    BEGIN
+        LOOP
+            DELETE FROM public.ticket WHERE id = (SELECT min(id) FROM public.ticket) RETURNING id INTO got;
+            EXIT WHEN FOUND;
+            PERFORM pg_sleep(0.02);
+        END LOOP;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER wait_for_ticket BEFORE INSERT ON numbers FOR EACH ROW EXECUTE FUNCTION wait_for_ticket();
+    GRANT SELECT, DELETE ON ticket TO ingestd";
+
+/// The lanes of one worker have more to do than a lease is long: others would take them over.
+#[test]
+fn a_worker_tells_that_it_lives_between_the_batches_of_a_long_round() {
+    let cluster = Cluster::start();
+    let connection = database(&cluster, false);
+    let mut daemon = Daemon::new(Some(&connection), "postgres_connections = 1");
+    daemon.start();
+    apply(&cluster, &daemon, 8);
+    cluster.psql("app", TICKETS);
+    daemon.wait_until_applied(11, 0);
+    let ask = |sql: &str| cluster.psql("app", sql);
+    // A lane each, by the extension's word.
+    let keys = ask("SELECT DISTINCT ON (lane_of('m' || i, 8)) 'm' || i FROM generate_series(1, 200) AS i
+                    ORDER BY lane_of('m' || i, 8), i");
+    let line = |key: &str| format!("{{\"type\":\"READ\",\"key\":\"{key}\",\"ts\":1,\"payload\":{{\"number\":1}}}}\n");
+    let body: String = keys.lines().map(line).collect();
+    assert_eq!(daemon.post(&body, &[]).unwrap().status, 200);
+
+    let waits = "SELECT count(*) FROM pg_stat_activity
+                 WHERE application_name = 'ingestd worker 0' AND wait_event = 'PgSleep'";
+    let is_waiting = |applied: usize| ask("SELECT count(*) FROM numbers") == applied.to_string() && ask(waits) == "1";
+    let silent = "SELECT count(*) FROM lanes.worker WHERE now() - heartbeat_at > interval '6 s'";
+    let told = "SELECT heartbeat_at FROM lanes.worker";
+    for applied in 0..8 {
+        wait_until("a batch waits for its ticket", || is_waiting(applied));
+        let before = ask(told);
+        let is_long = applied == 2 || applied == 5;
+        if is_long {
+            wait_until("a sign of life is due", || ask(silent) == "1");
+        }
+        ask("INSERT INTO ticket DEFAULT VALUES");
+        if is_long {
+            wait_until("the next batch waits for its ticket", || is_waiting(applied + 1));
+            assert_ne!(ask(told), before, "no sign of life after batch {applied} of a round");
+        }
+    }
+    daemon.wait_until_applied(11, 8);
+}

@@ -47,7 +47,7 @@ impl Session<'_> {
         if !in_parts && to > lane.place {
             match self.apply_at_once(lane, rules, events, to).await {
                 Err(Failure::InParts(_)) => {
-                    self.client.batch_execute("ROLLBACK").await?;
+                    self.client.roll_back().await?;
                     in_parts = true;
                 }
                 other => other?,
@@ -121,10 +121,7 @@ impl Session<'_> {
         // Sent together: one round trip.
         let parameters: [&(dyn ToSql + Sync); 4] =
             [&&*lane.id.projection, &(lane.id.lane as i32), &lane.epoch, &self.log_id];
-        let (began, row) = tokio::join!(
-            self.client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED"),
-            self.client.query_one(&begin, &parameters)
-        );
+        let (began, row) = tokio::join!(self.client.begin(), self.client.query_one(&begin, &parameters));
         began?;
         let row = row?;
         let place = |tick: i64, position: i64| Place { tick: tick.max(0) as u64, position: position.max(0) as u64 };
@@ -132,7 +129,7 @@ impl Session<'_> {
         // In this order: under another map the lane may be anywhere. Committed, because it may be begin_batch that has just
         // changed the map, now that all lanes stand at their stop; rolled back, it would be as before, again and again.
         if map_version != lane.known.map_version {
-            self.client.batch_execute("COMMIT").await?;
+            self.client.commit().await?;
             return Err(Failure::MapChanged(map_version));
         }
         let checkpoint = place(row.try_get(0)?, row.try_get(1)?);
@@ -168,8 +165,7 @@ impl Session<'_> {
             &events,
         ];
         let timed = self.shared.pressure.commit();
-        let (moved, committed) =
-            tokio::join!(self.client.query_one(&commit, &parameters), self.client.batch_execute("COMMIT"));
+        let (moved, committed) = tokio::join!(self.client.query_one(&commit, &parameters), self.client.commit());
         drop(timed);
         moved?;
         committed?;

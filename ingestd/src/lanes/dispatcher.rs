@@ -4,7 +4,7 @@
 //! into that lane's bounded queue, with the position up to which it has scanned, so that quiet lanes move too (LANE-5).
 //!
 //! A lane attaches at its checkpoint. If the shared reader is a little ahead, the lane is attached and reads what lies
-//! between by itself first; if it is far ahead, the lane catches up alone and attaches later; if nobody is attached,
+//! between by itself first ([`super::chunks`] mostly has it still); if it is far ahead, the lane catches up alone and attaches later; if nobody is attached,
 //! the reader goes to where the lane is. The reader waits for lanes whose queues are full, as long as one after the other
 //! is emptied; after [`PATIENCE`] without that they are detached, and catch up by themselves, so that they never hold up
 //! the others.
@@ -17,7 +17,8 @@ use lanes_core::place::Place;
 use tokio::sync::Notify;
 
 use super::catalog::{Known, LaneId};
-use super::source::{CHUNK_EVENTS, Chunk, PlacedEvent, Reader, Source};
+use super::chunks::{Chunks, Delivery};
+use super::source::{CHUNK_EVENTS, Reader, Source};
 
 /// The most chunks that wait for a lane.
 const QUEUE_CHUNKS: usize = 4;
@@ -48,42 +49,6 @@ impl Wait {
             *self = Wait { full, until: now + PATIENCE };
         }
         self.until.saturating_duration_since(now)
-    }
-}
-
-/// What a lane needs of a chunk.
-#[derive(Debug, Clone)]
-pub struct Delivery {
-    chunk: Arc<Vec<PlacedEvent>>,
-    /// Places of the lane's events in the chunk.
-    places: Vec<u32>,
-    /// The map that said so.
-    map_version: i64,
-    /// Everything of the lane up to this place is in this delivery or before it.
-    pub scanned_to: Place,
-}
-
-impl Delivery {
-    /// The events of lane `lane` of `known` in `chunk`.
-    pub fn select(known: &Known, lane: u32, chunk: Chunk) -> Delivery {
-        let places = (0u32..).zip(&chunk.events).filter(|(_, placed)| known.lane_of(placed) == Some(lane));
-        let places = places.map(|(place, _)| place).collect();
-        Delivery { chunk: Arc::new(chunk.events), places, map_version: known.map_version, scanned_to: chunk.scanned_to }
-    }
-
-    /// The lane's events, in order.
-    pub fn events(&self) -> impl Iterator<Item = &PlacedEvent> {
-        self.places.iter().map(|place| &self.chunk[*place as usize])
-    }
-
-    /// How many events there are for the lane.
-    pub fn len(&self) -> usize {
-        self.places.len()
-    }
-
-    /// Whether there is no event for the lane.
-    pub fn is_empty(&self) -> bool {
-        self.places.is_empty()
     }
 }
 
@@ -212,7 +177,7 @@ impl Dispatcher {
     }
 
     /// Reads and dispatches until it is closed. Blocks; runs on a thread of its own.
-    pub fn run(&self, source: &Source, mut reader: Reader) {
+    pub fn run(&self, source: &Source, chunks: &Chunks, mut reader: Reader) {
         let mut state = self.state();
         loop {
             if state.closed {
@@ -227,7 +192,12 @@ impl Dispatcher {
             let lanes: Vec<(LaneId, Arc<Known>)> =
                 state.lanes.iter().map(|(id, lane)| (id.clone(), Arc::clone(&lane.known))).collect();
             drop(state);
-            let routed = reader.read(after, until).map(|chunk| route(chunk, &lanes));
+            let routed = chunks.read(&mut reader, after, until).map(|chunk| {
+                let delivery = |(id, known): &(LaneId, Arc<Known>)| {
+                    (id.clone(), Delivery::select(&chunk, known, id.lane, after, until))
+                };
+                lanes.iter().map(delivery).collect()
+            });
             self.note_trouble(routed.as_ref().err().cloned());
             state = self.state();
             state = match routed {
@@ -271,7 +241,8 @@ impl Dispatcher {
         // A lane that attached while the chunk was being read is not among the routed ones, or under another map; the same
         // chunk is then read again for all. Reading again is right, because deliveries below a lane's place are dropped by
         // the lane.
-        let routed_by: HashMap<&LaneId, i64> = routed.iter().map(|(id, delivery)| (id, delivery.map_version)).collect();
+        let routed_by: HashMap<&LaneId, i64> =
+            routed.iter().map(|(id, delivery)| (id, delivery.map_version())).collect();
         let complete = state.lanes.iter().all(|(id, lane)| routed_by.get(id) == Some(&lane.known.map_version));
         if state.place != after || !complete {
             return state;
@@ -291,40 +262,9 @@ impl Dispatcher {
     }
 }
 
-/// Selects each lane's events of a chunk.
-fn route(chunk: Chunk, lanes: &[(LaneId, Arc<Known>)]) -> Vec<(LaneId, Delivery)> {
-    let Chunk { events, scanned_to } = chunk;
-    let chunk = Arc::new(events);
-    // Each projection finds the lane of an event once, for all its lanes.
-    let mut places: HashMap<(LaneId, i64), Vec<u32>> = HashMap::new();
-    let mut projections: Vec<&Arc<Known>> = Vec::new();
-    for (_, known) in lanes {
-        // Once for each map, also while lanes hold it with different policies: else they would be given events twice.
-        if !projections.iter().any(|other| other.name == known.name && other.map_version == known.map_version) {
-            projections.push(known);
-        }
-    }
-    for known in projections {
-        for (place, placed) in (0u32..).zip(chunk.iter()) {
-            if let Some(lane) = known.lane_of(placed) {
-                let id = LaneId { projection: Arc::clone(&known.name), lane };
-                places.entry((id, known.map_version)).or_default().push(place);
-            }
-        }
-    }
-    // Lanes of one projection may have attached under different maps for a moment: each gets what its own map says.
-    let delivery = |(id, known): &(LaneId, Arc<Known>)| {
-        let places = places.remove(&(id.clone(), known.map_version)).unwrap_or_default();
-        (id.clone(), Delivery { chunk: Arc::clone(&chunk), places, map_version: known.map_version, scanned_to })
-    };
-    lanes.iter().map(delivery).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::catalog::known;
     use super::*;
-    use lanes_core::event::Event;
 
     #[test]
     fn the_reader_waits_while_one_full_queue_after_the_other_is_emptied_and_no_longer() {
@@ -337,24 +277,5 @@ mod tests {
         let last = begin + most * 299;
         assert!(!wait.left(1, last + most).is_zero());
         assert!(wait.left(1, last + PATIENCE).is_zero());
-    }
-
-    /// While a policy or a map changes, lanes of one projection are attached with what they know at that time.
-    #[test]
-    fn each_lane_is_given_each_of_its_events_once_by_the_map_it_knows() {
-        let event = |key: u32| Event { event_type: "T".into(), key: key.to_string(), ts: 0, payload: "{}".into() };
-        let events: Vec<PlacedEvent> =
-            (0..200).map(|key| PlacedEvent { place: Place::at(u64::from(key) + 1), event: event(key) }).collect();
-        let (old, same_map, new_map) = (known(4, 1), known(4, 1), known(2, 2));
-        let lane = |known: &Arc<Known>, lane| (LaneId { projection: Arc::clone(&known.name), lane }, Arc::clone(known));
-        let lanes = [lane(&old, 0), lane(&same_map, 1), lane(&old, 2), lane(&new_map, 3)];
-        let chunk = Chunk { events: events.clone(), scanned_to: Place::at(200) };
-        for (id, delivery) in route(chunk, &lanes) {
-            let known = lanes.iter().find(|(other, _)| *other == id).map(|(_, known)| known).unwrap();
-            let own: Vec<&PlacedEvent> =
-                events.iter().filter(|placed| known.lane_of(placed) == Some(id.lane)).collect();
-            assert_eq!(delivery.events().collect::<Vec<_>>(), own, "lane {}", id.lane);
-            assert_eq!(own.is_empty(), id.lane == 3, "there are two lanes in the new map");
-        }
     }
 }

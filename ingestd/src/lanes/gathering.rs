@@ -13,10 +13,11 @@ use tokio_postgres::types::ToSql;
 
 use super::batch::Tally;
 use super::board::LaneState;
-use super::dispatcher::{Attachment, Delivery};
+use super::chunks::Delivery;
+use super::dispatcher::Attachment;
 use super::failure::Failure;
 use super::owned::Owned;
-use super::source::{CHUNK_BYTES, Chunk, PlacedEvent};
+use super::source::{CHUNK_BYTES, PlacedEvent};
 use super::worker::Session;
 
 /// How long a lane without events of its own may show a lag (LANE-5).
@@ -176,8 +177,7 @@ impl Session<'_> {
             None => {
                 lane.attached = None;
                 // An empty delivery makes the caller come again at once.
-                let nothing = Chunk { events: Vec::new(), scanned_to: lane.scanned_to };
-                Ok(vec![Delivery::select(&lane.known, lane.id.lane, nothing)])
+                Ok(vec![Delivery::nothing(&lane.known, lane.id.lane, lane.scanned_to)])
             }
         }
     }
@@ -188,7 +188,7 @@ impl Session<'_> {
         let (mut deliveries, mut scanned_to, mut events) = (Vec::new(), lane.scanned_to, 0);
         while scanned_to < until && events < self.shared.batch_events && deliveries.len() < CHUNKS_ALONE {
             let chunk = self.shared.readers.read(scanned_to, until).await.map_err(Failure::Transient)?;
-            let delivery = Delivery::select(&lane.known, lane.id.lane, chunk);
+            let delivery = Delivery::select(&chunk, &lane.known, lane.id.lane, scanned_to, until);
             if delivery.scanned_to == scanned_to {
                 break;
             }

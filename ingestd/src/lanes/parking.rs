@@ -253,7 +253,7 @@ impl Session<'_> {
             let done = events.iter().take_while(|placed| placed.place <= to).copied().collect::<Vec<_>>();
             self.commit(lane, to.max(lane.place), Tally::of(&done, outcome.skipped_null_key)).await?;
         } else {
-            self.client.batch_execute("ROLLBACK").await?;
+            self.client.roll_back().await?;
         }
         if outcome.applied > 0 {
             lane.failed_in_a_row = 0;

@@ -3,15 +3,17 @@
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config, Error, NoTls, Statement};
 
-/// A client that remembers its prepared statements: each one that is given as text costs a round trip and a transaction
-/// more.
+/// A client that remembers its prepared statements, each of which would cost a round trip and a transaction more if given
+/// as text, and whether it is in a transaction.
 pub struct Connection {
     client: Client,
     statements: HashMap<String, Statement>,
+    in_transaction: AtomicBool,
 }
 
 impl Connection {
@@ -26,6 +28,35 @@ impl Connection {
         let statement = self.client.prepare(text).await?;
         self.statements.insert(text.to_owned(), statement.clone());
         Ok(statement)
+    }
+
+    /// Begins a transaction.
+    ///
+    /// # Errors
+    /// What Postgres says.
+    pub async fn begin(&self) -> Result<(), Error> {
+        self.in_transaction.store(true, Ordering::Relaxed);
+        self.client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED").await
+    }
+
+    /// Ends the transaction; after an error in it nothing of it is kept.
+    ///
+    /// # Errors
+    /// What Postgres says.
+    pub async fn commit(&self) -> Result<(), Error> {
+        self.in_transaction.store(false, Ordering::Relaxed);
+        self.client.batch_execute("COMMIT").await
+    }
+
+    /// Ends the transaction, if there is one, and keeps nothing of it.
+    ///
+    /// # Errors
+    /// What Postgres says.
+    pub async fn roll_back(&self) -> Result<(), Error> {
+        if self.in_transaction.swap(false, Ordering::Relaxed) {
+            self.client.batch_execute("ROLLBACK").await?;
+        }
+        Ok(())
     }
 }
 
@@ -55,7 +86,7 @@ pub async fn connect(config: &Config, application: &str) -> Result<Connection, E
     });
     client.batch_execute("SELECT pg_catalog.set_config('search_path', '', false)").await?;
     client.batch_execute("SET lock_timeout = '5s'").await?;
-    Ok(Connection { client, statements: HashMap::new() })
+    Ok(Connection { client, statements: HashMap::new(), in_transaction: AtomicBool::new(false) })
 }
 
 /// What is to be done after an error.

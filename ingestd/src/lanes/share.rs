@@ -2,6 +2,7 @@
 //! the maps.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use lanes_core::place::Place;
 use tokio::time::Instant;
@@ -15,9 +16,17 @@ use super::session::{Fault, classify, describe};
 use super::standing::Overview;
 use super::worker::{PERMANENT_PAUSES, Session, Settled, pause};
 
+/// Time between two signs of life.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
+
 impl Session<'_> {
-    /// Tells that this worker lives.
-    pub(super) async fn heartbeat(&mut self) -> Result<(), String> {
+    /// Tells that this worker lives, if it is time to.
+    pub(super) async fn heartbeat_if_due(&mut self) -> Result<(), String> {
+        let now = Instant::now();
+        if now < self.heartbeat_at {
+            return Ok(());
+        }
+        self.heartbeat_at = now + HEARTBEAT_INTERVAL;
         let statement = self.client.prepared("SELECT lanes.heartbeat($1, $2)").await;
         let told = match statement {
             Ok(statement) => self.client.query(&statement, &[&self.name, &self.log_id]).await,
@@ -75,6 +84,7 @@ impl Session<'_> {
         }
         for id in claim {
             let Some(known) = catalog.find(&id.projection) else { continue };
+            self.heartbeat_if_due().await?;
             if !self.claim(known).await? {
                 break;
             }

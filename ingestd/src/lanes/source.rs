@@ -1,11 +1,10 @@
 //! The log that lanes read: the daemon's own, in store shards, or a table of events in Postgres.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use lanes_core::event::Event;
 use lanes_core::place::Place;
-use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use super::events_table::{EventsTable, TableReader};
@@ -17,9 +16,6 @@ pub const CHUNK_EVENTS: u64 = 8192;
 
 /// The bytes of events after which a chunk ends.
 pub const CHUNK_BYTES: usize = 4 << 20;
-
-/// Lanes that read the log for themselves at the same time.
-pub const CATCH_UP_READERS: usize = 4;
 
 /// An event and its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,39 +145,5 @@ impl Reader {
             }
             Reader::Table(reader) => reader.read(after, until),
         }
-    }
-}
-
-/// A few readers of the log, opened when they are first needed.
-pub struct Readers {
-    source: Arc<Source>,
-    permits: Semaphore,
-    idle: Arc<Mutex<Vec<Reader>>>,
-}
-
-impl Readers {
-    /// Readers of a log.
-    pub fn new(source: &Arc<Source>) -> Readers {
-        Readers { source: Arc::clone(source), permits: Semaphore::new(CATCH_UP_READERS), idle: Arc::default() }
-    }
-
-    /// The first events after one place up to another.
-    ///
-    /// # Errors
-    /// Why the log cannot be read, in one line.
-    pub async fn read(&self, after: Place, until: Place) -> Result<Chunk, String> {
-        let _permit = self.permits.acquire().await.map_err(|error| error.to_string())?;
-        let (source, idle) = (Arc::clone(&self.source), Arc::clone(&self.idle));
-        let read = move || {
-            let reader = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let mut reader = match reader {
-                Some(reader) => reader,
-                None => source.reader()?,
-            };
-            let chunk = reader.read(after, until);
-            idle.lock().unwrap_or_else(PoisonError::into_inner).push(reader);
-            chunk
-        };
-        tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?
     }
 }

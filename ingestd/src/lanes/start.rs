@@ -10,12 +10,14 @@ use tokio_postgres::Config;
 
 use super::board::{Board, LaneReport};
 use super::catalog::Catalog;
+use super::chunks::Chunks;
 use super::dispatcher::Dispatcher;
 use super::events_table::EventsTable;
 use super::hold::HoldHistory;
 use super::priority::{Limits, Pressure};
+use super::readers::Readers;
 use super::reporter::{OwnLog, Reporter};
-use super::source::{Readers, Source};
+use super::source::Source;
 use super::standing::Overview;
 use super::worker::{self, News, Shared};
 use crate::log::Log;
@@ -97,6 +99,7 @@ pub fn start_table(table: &str, settings: &LaneSettings) -> Result<Lanes, ReadEr
 fn start_reading(source: &Arc<Source>, own: Option<OwnLog>, settings: &LaneSettings) -> Result<Lanes, ReadError> {
     let board = Arc::new(Board::default());
     let dispatcher = Arc::new(Dispatcher::default());
+    let chunks = Arc::new(Chunks::new(source));
     let refresh = Arc::new(Notify::new());
     let (stop, stopping) = watch::channel(false);
     let (catalog, projections) = watch::channel(Arc::new(Catalog::default()));
@@ -104,8 +107,8 @@ fn start_reading(source: &Arc<Source>, own: Option<OwnLog>, settings: &LaneSetti
 
     let shared_reader = source.reader().map_err(|reason| ReadError::List(std::io::Error::other(reason)))?;
     let reader = std::thread::Builder::new().name("reader".to_owned()).spawn({
-        let (dispatcher, source) = (Arc::clone(&dispatcher), Arc::clone(source));
-        move || dispatcher.run(&source, shared_reader)
+        let (dispatcher, source, chunks) = (Arc::clone(&dispatcher), Arc::clone(source), Arc::clone(&chunks));
+        move || dispatcher.run(&source, &chunks, shared_reader)
     })?;
 
     let mut tasks = JoinSet::new();
@@ -131,7 +134,7 @@ fn start_reading(source: &Arc<Source>, own: Option<OwnLog>, settings: &LaneSetti
         source: Arc::clone(source),
         dispatcher: Arc::clone(&dispatcher),
         board: Arc::clone(&board),
-        readers: Readers::new(source),
+        readers: Readers::new(source, &chunks),
         process: this_process(),
         batch_events: settings.batch_events,
         concurrency: Mutex::default(),

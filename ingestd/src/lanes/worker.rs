@@ -22,12 +22,10 @@ use super::failure::Failure;
 use super::owned::Owned;
 use super::parking::jittered;
 use super::priority::Pressure;
+use super::readers::Readers;
 use super::session::{Connection, Fault, classify, connect, describe};
-use super::source::{Readers, Source};
+use super::source::Source;
 use super::standing::Overview;
-
-/// Time between two signs of life.
-const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
 const TRANSIENT_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 pub(super) const PERMANENT_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -101,6 +99,7 @@ pub async fn run(shared: Arc<Shared>, ordinal: u32, mut news: News, mut stop: wa
                     client,
                     lanes: Vec::new(),
                     wake: Arc::new(Notify::new()),
+                    heartbeat_at: Instant::now(),
                     claim_failures: 0,
                     claim_at: Instant::now(),
                 };
@@ -135,6 +134,8 @@ pub(super) struct Session<'s> {
     pub(super) client: Connection,
     pub(super) lanes: Vec<Owned>,
     pub(super) wake: Arc<Notify>,
+    /// When the next sign of life is due.
+    pub(super) heartbeat_at: Instant,
     /// Claims that failed in a row, and when the next one may be tried.
     pub(super) claim_failures: u32,
     pub(super) claim_at: Instant,
@@ -143,17 +144,12 @@ pub(super) struct Session<'s> {
 impl Session<'_> {
     /// Works until `stop` is true, or the connection is lost, which is the error.
     async fn work(&mut self, news: &mut News, stop: &mut watch::Receiver<bool>) -> Result<(), String> {
-        let mut next_heartbeat = Instant::now();
         let mut acted_on = Arc::default();
-        self.heartbeat().await?;
+        self.heartbeat_if_due().await?;
         // Others have to see it before it may claim a lane.
         self.shared.refresh.notify_one();
         while !*stop.borrow() {
-            let now = Instant::now();
-            if now >= next_heartbeat {
-                self.heartbeat().await?;
-                next_heartbeat = now + HEARTBEAT_INTERVAL;
-            }
+            self.heartbeat_if_due().await?;
             let catalog = Arc::clone(&news.catalog.borrow_and_update());
             self.follow(&catalog).await?;
             let overview = Arc::clone(&news.overview.borrow_and_update());
@@ -165,7 +161,7 @@ impl Session<'_> {
                 continue;
             }
             let deadlines = self.lanes.iter().filter_map(Owned::deadline);
-            let deadline = deadlines.min().unwrap_or(next_heartbeat).min(next_heartbeat);
+            let deadline = deadlines.min().unwrap_or(self.heartbeat_at).min(self.heartbeat_at);
             tokio::select! {
                 () = self.wake.notified() => {}
                 () = sleep_until(deadline) => {}
@@ -182,6 +178,8 @@ impl Session<'_> {
         let mut worked = false;
         let mut index = 0;
         while index < self.lanes.len() {
+            // A round of hundreds of lanes takes longer than a lease where all is slow.
+            self.heartbeat_if_due().await?;
             let mut lane = self.lanes.swap_remove(index);
             let step = self.step(&mut lane).await;
             let outcome = self.settle(&mut lane, step).await;
@@ -215,7 +213,7 @@ impl Session<'_> {
         if let Failure::Connection(reason) = failure {
             return Err(reason);
         }
-        self.client.batch_execute("ROLLBACK").await.map_err(|error| describe(&error))?;
+        self.client.roll_back().await.map_err(|error| describe(&error))?;
         match failure {
             Failure::Connection(reason) => return Err(reason),
             Failure::LaneLost(reason) => {

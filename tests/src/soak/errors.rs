@@ -53,6 +53,16 @@ const EXPLAINED: &[Explained] = &[
     explained(Source::Postgres, &["[unknown]", " 25P03 FATAL:  "], &["worker paused"]),
     // (The pooler's connections keep the name of the psql that waited for the pooler to answer.)
     explained(Source::Postgres, &["psql", " 25P03 FATAL:  "], &["worker paused"]),
+    // The sessions that are ended, and those of a server that stops, may be autovacuum's; a table that is changed has it give way.
+    explained(
+        Source::Postgres,
+        &[" 57P01 FATAL:  terminating autovacuum process due to administrator command"],
+        &["sessions ended", "Postgres stopped"],
+    ),
+    explained(Source::Postgres, &[" 57014 ERROR:  canceling autovacuum task"], &["table mended"]),
+    // Who changes a table waits for the batch of a process that was stopped, and all others wait for the change.
+    explained(Source::Postgres, &["ingestd", " 55P03 ERROR:  canceling statement due to lock timeout"], &LOCKED),
+    explained(Source::Daemon, &["55P03: canceling statement due to lock timeout"], &LOCKED),
     // The session of a process that was killed noticed it while it sent an answer.
     explained(
         Source::Postgres,
@@ -73,17 +83,25 @@ const EXPLAINED: &[Explained] = &[
     // A change of a lane that was there when its number was asked for, and that the change before has retired meanwhile.
     explained(Source::Postgres, &["psql", " 42704 ERROR:  lane ", " owns no slots"], &["map changed"]),
     explained(Source::Daemon, &["store shard ", " cannot be written: database or disk is full"], &["disk full"]),
+    // So SQLite calls it if there is no room for the index of its WAL.
+    explained(Source::Daemon, &["store shard ", " cannot be written: disk I/O error"], &["disk full"]),
+    explained(Source::Daemon, &["the watermark cannot be written: No space left on device"], &["disk full"]),
     // A worker's connection to the pooler, or the pooler's to the server, was cut.
     explained(Source::Workers, &["server closed the connection unexpectedly"], &CONNECTION),
+    explained(Source::Workers, &["could not receive data from server: "], &CONNECTION),
+    explained(Source::Workers, &["could not send data to server: "], &CONNECTION),
     explained(Source::Workers, &["server conn crashed?"], &CONNECTION),
     explained(Source::Workers, &["server connection closed"], &CONNECTION),
     explained(Source::Workers, &["connection failed: "], &["PgBouncer restarted"]),
     explained(Source::Workers, &["connection is bad: "], &["PgBouncer restarted"]),
     explained(Source::Workers, &["terminating connection due to administrator command"], &CONNECTION),
     explained(Source::Workers, &["terminating connection due to unexpected postmaster exit"], &CONNECTION),
+    explained(Source::Workers, &["terminating connection due to idle-in-transaction timeout"], &["worker paused"]),
     explained(Source::Workers, &["server login has been failing, try again later"], &SERVER),
     explained(Source::Workers, &["the database system is "], &SERVER),
 ];
+
+const LOCKED: [&str; 3] = ["table mended", "daemon paused", "worker paused"];
 
 const CONNECTION: [&str; 6] = [
     "sessions ended",
@@ -97,7 +115,8 @@ const CONNECTION: [&str; 6] = [
 /// Lines that tell of an error, in a log of that source.
 fn errors(source: Source, log: &str) -> impl Iterator<Item = &str> {
     let words: &[&str] = match source {
-        Source::Postgres => &[" ERROR:  ", " FATAL:  ", " PANIC:  ", "TRAP:"],
+        // (Who ends a transaction where there is none, which is a warning, has lost count.)
+        Source::Postgres => &[" ERROR:  ", " FATAL:  ", " PANIC:  ", "TRAP:", " 25P01 WARNING:  "],
         Source::Daemon => &["ERROR", "panicked"],
         // "NAME PID: what libpq says", which may go on in further lines; or Python's own.
         Source::Workers => &["Traceback", "Warning"],
