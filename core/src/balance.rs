@@ -6,8 +6,8 @@
 //!
 //! Invariants: who would take a lane is decided by [`receiver`] alone, for releasing and for claiming, so nobody releases
 //! a lane to take it again. A release for the sake of number is made only where the numbers are out of bounds, one for
-//! the sake of load only within the bounds and only by the most loaded worker, and each makes the loads more even. So
-//! with loads that do not change lanes come to rest.
+//! the sake of load only within the bounds and only by the most loaded of the workers that may have fewer lanes, and each
+//! makes the loads more even. So with loads that do not change lanes come to rest.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -127,7 +127,8 @@ fn release(lanes: &[Lane], mut shares: Vec<Share>, bounds: Bounds, me: usize, li
     };
     let missing: usize = shares.iter().map(|share| bounds.least.saturating_sub(share.lanes)).sum();
     let gives_number = rank_by(&|share| share.lanes as u64) < missing || mine.lanes > bounds.most;
-    let gives_load = rank_by(&|share| share.load) == 0;
+    // Who has the least number already, and the heaviest lanes, does not keep the others from giving.
+    let gives_load = rank_by(&|share| if share.lanes > bounds.least { share.load } else { 0 }) == 0;
     let fair = shares.iter().map(|share| share.load).sum::<u64>().div_ceil(shares.len() as u64);
 
     *shares.get_mut(me)? = Share { lanes: mine.lanes - 1, load: mine.load - weight };
@@ -273,6 +274,19 @@ mod tests {
         assert_eq!(world.counts()[owner], 3, "{:?}", world.loads());
     }
 
+    #[test]
+    fn the_worker_of_the_heaviest_lanes_does_not_keep_others_from_giving() {
+        let owned = [(0, 6000), (0, 4000), (1, 4000), (1, 4000), (1, 1000), (2, 1000), (2, 1000)];
+        let lane = |(owner, weight)| Lane { weight, owner: Some(owner), since: Duration::from_secs(60) };
+        let lanes = owned.map(lane);
+        let release = |me| decide(&lanes, 3, me, LIMITS).release;
+        // Worker 0 has the least number of lanes. With the same load as another it has no lane to give, either.
+        assert_eq!([release(0), release(1), release(2)], [None, Some(4), None]);
+        let mut even = lanes;
+        even[0].weight = 5000;
+        assert_eq!(decide(&even, 3, 1, LIMITS).release, Some(4));
+    }
+
     proptest! {
         #[test]
         fn lanes_come_to_rest_evenly(
@@ -299,13 +313,13 @@ mod tests {
             let fair = loads.iter().sum::<u64>() / loads.len() as u64 + 1;
             let even = world.lanes.len() as f64 / counts.len() as f64;
             let live: Vec<usize> = (0..world.alive.len()).filter(|worker| world.alive[*worker]).collect();
-            let most = (0..live.len()).max_by_key(|worker| loads[*worker]).unwrap();
+            let may_give = |worker: &usize| counts[*worker] as f64 - 1.0 >= even - 1.0;
+            let most = (0..live.len()).filter(may_give).max_by_key(|worker| (loads[*worker], Reverse(*worker))).unwrap();
             let own = world.lanes.iter().filter(|lane| lane.owner == Some(live[most]));
             let lightest = own.map(|lane| lane.weight).min().unwrap_or(0);
             let room = |worker: &usize| counts[*worker] as f64 + 1.0 <= even + 1.0;
             let least = (0..live.len()).filter(room).map(|worker| loads[worker]).min().unwrap();
-            let may_give = counts[most] as f64 - 1.0 >= even - 1.0;
-            prop_assert!(!(may_give && loads[most] > fair + lightest && least + lightest < fair - 1), "{loads:?} {counts:?}");
+            prop_assert!(!(loads[most] > fair + lightest && least + lightest < fair - 1), "{loads:?} {counts:?}");
         }
 
         #[test]

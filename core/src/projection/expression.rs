@@ -262,10 +262,14 @@ fn parse_quoted(text: &str) -> Result<Expression, ExpressionError> {
 
 fn number_literal(text: &str) -> Result<Expression, ExpressionError> {
     match Number::parse(text) {
-        Ok(number) => Ok(Expression::Literal(match number.to_bigint() {
-            Some(integer) if matches!(number, Number::Integer(_)) => Value::Integer(integer),
-            _ => Value::Numeric(number.to_decimal()),
-        })),
+        Ok(number) => {
+            // 1e1 is spelled 10, and 1.0 keeps its digit.
+            let has_fraction = matches!(&number, Number::Decimal(decimal) if decimal.fractional_digit_count() > 0);
+            Ok(Expression::Literal(match number.to_bigint() {
+                Some(integer) if !has_fraction => Value::Integer(integer),
+                _ => Value::Numeric(number.to_decimal()),
+            }))
+        }
         Err(reason) => refuse(format!("\"{text}\" {reason}"), FORMS),
     }
 }
@@ -313,6 +317,8 @@ mod tests {
             (json!("seconds(event.pushed_at)"), Expression::Seconds(Box::new(payload(&["pushed_at"])))),
             (json!(1), Expression::Literal(Value::Integer(1))),
             (json!("-7"), Expression::Literal(Value::Integer(-7))),
+            (json!("1e1"), Expression::Literal(Value::Integer(10))),
+            (json!("1.0"), Expression::Literal(Value::Numeric("1.0".parse().unwrap()))),
             (json!(0.1), Expression::Literal(Value::Numeric("0.1".parse().unwrap()))),
             (json!("0.10"), Expression::Literal(Value::Numeric("0.10".parse().unwrap()))),
             (json!(true), Expression::Literal(Value::Boolean(true))),

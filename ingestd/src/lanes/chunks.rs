@@ -117,10 +117,29 @@ impl Delivery {
     }
 }
 
-/// The chunks that were read last.
+/// Some chunks, the last one read at the end.
+#[derive(Debug, Default)]
+struct Kept(VecDeque<Arc<Routed>>);
+
+impl Kept {
+    fn find(&self, log_id: Option<Uuid>, after: Place) -> Option<Arc<Routed>> {
+        let goes_on =
+            |routed: &&Arc<Routed>| routed.after <= after && after < routed.chunk.scanned_to && routed.log_id == log_id;
+        self.0.iter().rev().find(goes_on).cloned()
+    }
+
+    fn keep(&mut self, routed: &Arc<Routed>) {
+        self.0.push_back(Arc::clone(routed));
+        while self.0.len() > KEPT_CHUNKS || self.0.iter().map(|routed| routed.bytes).sum::<usize>() > KEPT_BYTES {
+            self.0.pop_front();
+        }
+    }
+}
+
+/// The chunks of a log that were read last.
 pub struct Chunks {
     source: Arc<Source>,
-    kept: Mutex<VecDeque<Arc<Routed>>>,
+    kept: Mutex<Kept>,
 }
 
 impl Chunks {
@@ -132,10 +151,7 @@ impl Chunks {
     /// A chunk that goes on after a place, if one is kept. It may begin before the place.
     pub fn find(&self, after: Place) -> Option<Arc<Routed>> {
         let log_id = self.source.log_id();
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let goes_on =
-            |routed: &&Arc<Routed>| routed.after <= after && after < routed.chunk.scanned_to && routed.log_id == log_id;
-        kept.iter().rev().find(goes_on).cloned()
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).find(log_id, after)
     }
 
     /// A chunk that goes on after a place, kept or read. One that is read ends at `until` at the latest. Blocks.
@@ -149,11 +165,7 @@ impl Chunks {
         // First: of a table that is another one meanwhile, nothing may be kept under the new one's name.
         let log_id = self.source.log_id();
         let routed = Arc::new(Routed::new(log_id, after, reader.read(after, until)?));
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push_back(Arc::clone(&routed));
-        while kept.len() > KEPT_CHUNKS || kept.iter().map(|routed| routed.bytes).sum::<usize>() > KEPT_BYTES {
-            kept.pop_front();
-        }
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).keep(&routed);
         Ok(routed)
     }
 }
@@ -174,6 +186,41 @@ mod tests {
     fn chunk() -> Arc<Routed> {
         let events = (1..=200).map(placed).collect();
         Arc::new(Routed::new(None, Place::at(0), Chunk { events, scanned_to: Place::at(200) }))
+    }
+
+    #[test]
+    fn a_chunk_is_found_by_every_place_in_it_and_of_its_log_alone() {
+        let (log, other) = (Some(Uuid::from_u128(1)), Some(Uuid::from_u128(2)));
+        let mut kept = Kept::default();
+        for first in [100, 200] {
+            let events = vec![placed(first + 1), placed(first + 7)];
+            let chunk = Chunk { events, scanned_to: Place::at(first + 100) };
+            kept.keep(&Arc::new(Routed::new(log, Place::at(first), chunk)));
+        }
+        let found = |log_id, position| kept.find(log_id, Place::at(position)).map(|routed| routed.after.position);
+        assert_eq!([100, 150, 199].map(|position| found(log, position)), [Some(100); 3]);
+        assert_eq!([200, 299].map(|position| found(log, position)), [Some(200); 2]);
+        assert_eq!([0, 99, 300].map(|position| found(log, position)), [None; 3]);
+        assert_eq!((found(other, 150), found(None, 150)), (None, None));
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_by_number_and_by_bytes_and_the_oldest_go_first() {
+        let mut kept = Kept::default();
+        let mut keep = |number: u64, bytes: usize| {
+            let mut event = placed(number + 1);
+            event.event.payload = "x".repeat(bytes);
+            let chunk = Chunk { events: vec![event], scanned_to: Place::at(number + 1) };
+            kept.keep(&Arc::new(Routed::new(None, Place::at(number), chunk)));
+            kept.0.iter().map(|routed| routed.after.position).collect::<Vec<_>>()
+        };
+        for number in 0..50 {
+            let last = keep(number, 10);
+            assert_eq!(last, ((number + 1).saturating_sub(KEPT_CHUNKS as u64)..=number).collect::<Vec<_>>());
+        }
+        assert_eq!(keep(50, KEPT_BYTES / 2), (39..=50).collect::<Vec<_>>());
+        assert_eq!(keep(51, KEPT_BYTES / 2), [51]);
+        assert_eq!(keep(52, 2 * KEPT_BYTES), [0; 0], "it is used and not kept");
     }
 
     /// While a policy or a map changes, lanes of one projection are attached with what they know at that time.

@@ -4,10 +4,10 @@
 //! into that lane's bounded queue, with the position up to which it has scanned, so that quiet lanes move too (LANE-5).
 //!
 //! A lane attaches at its checkpoint. If the shared reader is a little ahead, the lane is attached and reads what lies
-//! between by itself first ([`super::chunks`] mostly has it still); if it is far ahead, the lane catches up alone and attaches later; if nobody is attached,
-//! the reader goes to where the lane is. The reader waits for lanes whose queues are full, as long as one after the other
-//! is emptied; after [`PATIENCE`] without that they are detached, and catch up by themselves, so that they never hold up
-//! the others.
+//! between by itself first (`chunks` mostly has it still); if it is far ahead, the lane catches up alone and attaches
+//! later; if nobody is attached, the reader goes to where the lane is. The reader waits for lanes whose queues are full,
+//! as long as one after the other is emptied; after [`PATIENCE`] without that they are detached, and catch up by
+//! themselves, so that they never hold up the others.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
