@@ -8,7 +8,8 @@
 //! - [`catalog`]: which projections there are and which slots their lanes own; [`standing`]: how the lanes stand and who
 //!   works on them. Both are read from Postgres once a second by the [`reporter`], which also reports the log's horizon
 //!   there.
-//! - [`dispatcher`]: one reader for all lanes; `readers` for those that cannot go with it; `chunks` what all of them read last.
+//! - [`dispatcher`]: one reader for all lanes; `readers` for those that cannot go with it; `chunks` what all of them read
+//!   last.
 //! - [`worker`]: one connection and the lanes it owns: `owned` what is known of one, `share` which are claimed and
 //!   released, `gathering` what a lane does next, `batch` one transaction, `failure` why one was not applied.
 //! - `parking`: events that cannot be applied.

@@ -118,10 +118,10 @@ impl Session<'_> {
                  FROM lanes.begin_batch($1, $2, $3, $4)",
             )
             .await?;
-        // Sent together: one round trip.
+        // Sent together, in this order: one round trip.
         let parameters: [&(dyn ToSql + Sync); 4] =
             [&&*lane.id.projection, &(lane.id.lane as i32), &lane.epoch, &self.log_id];
-        let (began, row) = tokio::join!(self.client.begin(), self.client.query_one(&begin, &parameters));
+        let (began, row) = tokio::join!(biased; self.client.begin(), self.client.query_one(&begin, &parameters));
         began?;
         let row = row?;
         let place = |tick: i64, position: i64| Place { tick: tick.max(0) as u64, position: position.max(0) as u64 };
@@ -165,7 +165,9 @@ impl Session<'_> {
             &events,
         ];
         let timed = self.shared.pressure.commit();
-        let (moved, committed) = tokio::join!(self.client.query_one(&commit, &parameters), self.client.commit());
+        // Sent together, in this order.
+        let (moved, committed) =
+            tokio::join!(biased; self.client.query_one(&commit, &parameters), self.client.commit());
         drop(timed);
         moved?;
         committed?;

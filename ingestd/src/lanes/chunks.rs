@@ -40,7 +40,7 @@ struct Routes {
 
 impl Routed {
     /// What was read of a log after a place.
-    pub fn new(log_id: Option<Uuid>, after: Place, chunk: Chunk) -> Routed {
+    fn new(log_id: Option<Uuid>, after: Place, chunk: Chunk) -> Routed {
         let bytes = chunk.events.iter().map(|placed| placed.event.size_bytes()).sum();
         Routed { log_id, after, chunk, bytes, routes: Mutex::default() }
     }
@@ -84,12 +84,6 @@ impl Delivery {
         let range = up_to(after)..up_to(until.max(after));
         let scanned_to = chunk.chunk.scanned_to.min(until);
         Delivery { chunk: Arc::clone(chunk), routes, lane, range, scanned_to }
-    }
-
-    /// Nothing, up to a place.
-    pub fn nothing(known: &Arc<Known>, lane: u32, place: Place) -> Delivery {
-        let chunk = Chunk { events: Vec::new(), scanned_to: place };
-        Delivery::select(&Arc::new(Routed::new(None, place, chunk)), known, lane, place, place)
     }
 
     fn places(&self) -> &[u32] {

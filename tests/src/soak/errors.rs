@@ -53,7 +53,7 @@ const EXPLAINED: &[Explained] = &[
     explained(Source::Postgres, &["[unknown]", " 25P03 FATAL:  "], &["worker paused"]),
     // (The pooler's connections keep the name of the psql that waited for the pooler to answer.)
     explained(Source::Postgres, &["psql", " 25P03 FATAL:  "], &["worker paused"]),
-    // The sessions that are ended, and those of a server that stops, may be autovacuum's; a table that is changed has it give way.
+    // The sessions that are ended, and those of a server that stops, may be autovacuum's. It gives way to who changes a table.
     explained(
         Source::Postgres,
         &[" 57P01 FATAL:  terminating autovacuum process due to administrator command"],
