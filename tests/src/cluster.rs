@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio_postgres::{Client, NoTls};
 
 /// How long a state may take to come about before a test gives up.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A running private Postgres cluster with the superuser `postgres`.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Cluster {
     /// Kills the postmaster with SIGKILL, and then what it leaves behind, as the failure of a machine would.
     ///
     /// # Panics
-    /// If they are still there after a minute.
+    /// If they are still there after three minutes.
     pub fn kill(&self) {
         let file = std::fs::read_to_string(self.directory.join("data/postmaster.pid")).expect("the server runs");
         let postmaster = file.lines().next().expect("its first line is the process id").to_owned();
@@ -193,7 +193,7 @@ impl Drop for Cluster {
 /// Waits until `condition`, an SQL expression, is true.
 ///
 /// # Panics
-/// If it is still false after a minute.
+/// If it is still false after three minutes.
 pub async fn wait_until(client: &Client, condition: &str) {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -4,13 +4,13 @@
 //! over, an ERROR in the daemon's log that the test did not expect fails it.
 
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::net::TcpSocket;
 
 use crate::cluster::project;
 
@@ -21,9 +21,10 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub struct Daemon {
     directory: TempDir,
-    port: u16,
+    /// Bound and not listening: the daemon may listen at its port, and nobody else is given it while the daemon is down.
+    port: TcpSocket,
     child: Option<Child>,
-    errors_expected: bool,
+    errors_expected: Option<&'static str>,
 }
 
 /// An answer over HTTP.
@@ -67,23 +68,29 @@ impl Daemon {
 
     fn make(postgres: Option<&str>, settings: &str) -> Daemon {
         let directory = tempfile::tempdir().expect("the temporary directory can be written");
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let port = port.expect("there is a free port").port();
-        let daemon = Daemon { directory, port, child: None, errors_expected: false };
+        let port = TcpSocket::new_v4().expect("there is IPv4");
+        port.set_reuseaddr(true).expect("any system can");
+        port.bind(([127, 0, 0, 1], 0).into()).expect("there is a free port");
+        let daemon = Daemon { directory, port, child: None, errors_expected: None };
         let postgres = postgres.map(|text| format!("postgres = \"{text}\"\n")).unwrap_or_default();
         let text = format!("listen = \"{}\"\n{postgres}{settings}\n", daemon.address());
         fs::write(daemon.settings_path(), text).expect("the directory is new");
         daemon
     }
 
-    /// From now on ERROR lines in the daemon's log do not fail the test.
+    /// ERROR lines in the daemon's log do not fail the test.
     pub fn expect_errors(&mut self) {
-        self.errors_expected = true;
+        self.expect_errors_with("");
+    }
+
+    /// ERROR lines in the daemon's log that have this text do not fail the test.
+    pub fn expect_errors_with(&mut self, text: &'static str) {
+        self.errors_expected = Some(text);
     }
 
     /// `host:port` of its HTTP address.
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        self.port.local_addr().expect("it was bound when it was made").to_string()
     }
 
     /// Where its store shards are.
@@ -230,7 +237,14 @@ impl Daemon {
 
     /// Its status.
     pub fn status(&self) -> Value {
-        self.get("/v1/status").unwrap_or_else(|| panic!("the daemon does not answer: {}", self.log()))
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.get("/v1/status") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "the daemon does not answer: {}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Waits until its status is as wanted.
@@ -330,8 +344,9 @@ impl Drop for Daemon {
         let log = self.log();
         if std::thread::panicking() {
             eprintln!("--- log of the daemon ---\n{log}");
-        } else if !self.errors_expected {
-            let errors: Vec<&str> = log.lines().filter(|line| line.contains("ERROR")).collect();
+        } else {
+            let is_expected = |line: &&str| self.errors_expected.is_some_and(|text| line.contains(text));
+            let errors: Vec<&str> = log.lines().filter(|line| line.contains("ERROR") && !is_expected(line)).collect();
             assert!(errors.is_empty(), "unexpected errors in the daemon's log: {errors:#?}");
         }
     }

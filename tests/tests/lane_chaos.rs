@@ -23,6 +23,9 @@ const KEYS_OF_A_WRITER: u64 = 6;
 const WRITERS: u64 = 4;
 const LEASE: &str = "1 s";
 
+/// After this time of calm a run without protection is taken to stand still.
+const STANDSTILL: Duration = Duration::from_secs(45);
+
 /// The ledger: what was applied, and whether a key's events came in the order of their numbers, as the rows themselves
 /// saw it.
 const SETUP: &str = r#"
@@ -447,7 +450,13 @@ async fn chaos(seed: u64, rounds: u64, without: Without) -> (i64, i64, i64) {
     // Without the protection a lane can go past its stop, and the change of the map then waits for it for ever.
     let past_stop = "EXISTS (SELECT FROM lanes.checkpoint WHERE (tick, position) > (stop_tick, stop_position))";
     let at_rest = "NOT EXISTS (SELECT FROM lanes.reshaping) AND (SELECT bool_and(lag = 0) FROM lanes.status)";
-    wait_until(&client, &format!("({at_rest}) OR {past_stop}")).await;
+    let rest = format!("({at_rest}) OR {past_stop}");
+    // Without it a worker whose checkpoint somebody else moved may wait for ever, too.
+    let settled = tokio::time::timeout(STANDSTILL, wait_until(&client, &rest));
+    let stuck = without != Without::Nothing && settled.await.is_err();
+    if !stuck {
+        wait_until(&client, &rest).await;
+    }
     let past_stop: bool = client.query_one(&format!("SELECT {past_stop}"), &[]).await.unwrap().get(0);
     run.over.store(true, Ordering::Relaxed);
     while let Some(ended) = tasks.join_next().await {
@@ -466,7 +475,7 @@ async fn chaos(seed: u64, rounds: u64, without: Without) -> (i64, i64, i64) {
         get(&counts.daemons_killed),
         get(&counts.zombies),
     );
-    let faults = if past_stop { (0, 0, 1) } else { audit(&client).await };
+    let faults = if past_stop || stuck { (0, 0, 1) } else { audit(&client).await };
     println!("faults: {faults:?}");
     faults
 }
@@ -482,10 +491,10 @@ async fn each_event_is_applied_once_and_in_order_whatever_happens() {
     assert_eq!(chaos(seed, rounds, Without::Nothing).await, (0, 0, 0));
 }
 
-/// Whether one of a few runs is caught: a fault needs two at one place at one time.
+/// Whether one of many runs is caught: a fault needs two at one place at one time. Most often the first or second is.
 async fn is_caught(default_seed: u64, without: Without) -> bool {
     let (first, _) = plan(default_seed);
-    for seed in first..first + 5 {
+    for seed in first..first + 40 {
         if chaos(seed, 6, without).await != (0, 0, 0) {
             return true;
         }

@@ -93,9 +93,9 @@ fn an_event_that_cannot_be_applied_stops_its_lane_after_everything_before_it_and
     assert!(reason.contains("22003") || reason.contains("out of range"), "{reason}");
 
     // Postgres says the same to whoever asks there.
-    let stopped = cluster.psql("app", "SELECT lane, reason FROM lanes.status WHERE state = 'stopped' ORDER BY lane");
-    assert_eq!(stopped.lines().count(), 2, "{stopped}");
-    assert!(stopped.contains("much"), "{stopped}");
+    let stopped = || cluster.psql("app", "SELECT lane, reason FROM lanes.status WHERE state = 'stopped' ORDER BY lane");
+    daemon.wait_until("Postgres knows of both", || stopped().lines().count() == 2);
+    assert!(stopped().contains("much"), "{}", stopped());
     // Everything else is as it must be: 20 payments of every account in `counts`, and in `totals` for the other lanes.
     assert_eq!(cluster.psql("app", "SELECT count(*), min(n), max(n) FROM counts_total"), "40|20|20");
     let others = format!(
@@ -127,7 +127,8 @@ fn a_lane_goes_on_by_itself_when_the_table_is_back() {
     cluster.psql("app", "ALTER TABLE hidden RENAME TO totals");
     daemon.wait_until_applied(6, 2);
     assert_eq!(cluster.psql("app", "SELECT account, amount, last FROM totals"), "a|3|2");
-    assert_eq!(cluster.psql("app", "SELECT count(*) FROM lanes.status WHERE state <> 'running'"), "0");
+    let others = "SELECT count(*) FROM lanes.status WHERE state <> 'running'";
+    daemon.wait_until("all lanes run", || cluster.psql("app", others) == "0");
 }
 
 /// A second worker claims a lane over the head of the daemon: what the daemon had under way is refused, and applied by

@@ -75,19 +75,20 @@ impl Phase {
     /// Whether a session `a` of the daemon is here.
     fn seen(self) -> String {
         let (query, transactions) = match self {
-            Phase::Begin => ("%lanes.begin_batch(%", 0),
-            Phase::Write => ("%UPDATE public.ledger%", 1),
-            Phase::Commit => ("COMMIT", 1),
-            Phase::Bisect => ("SET CONSTRAINTS ALL IMMEDIATE;%", 2),
-            Phase::Retry => ("%UPDATE public.ledger%", 2),
-            Phase::Park => ("%lanes.park(%", 1),
-            Phase::Unpark => ("%lanes.unpark(%", 1),
+            Phase::Begin => ("%lanes.begin_batch(%", "0"),
+            // The first batch of a lane that was claimed goes in parts.
+            Phase::Write => ("%UPDATE public.ledger%", "1, 2"),
+            Phase::Commit => ("COMMIT", "1"),
+            Phase::Bisect => ("SET CONSTRAINTS ALL IMMEDIATE;%", "2"),
+            Phase::Retry => ("%UPDATE public.ledger%", "2"),
+            Phase::Park => ("%lanes.park(%", "1"),
+            Phase::Unpark => ("%lanes.unpark(%", "1"),
         };
         let held = "SELECT count(*) FROM pg_locks AS l WHERE l.pid = a.pid AND l.locktype = 'transactionid'
                     AND l.mode = 'ExclusiveLock' AND l.granted";
         format!(
             "a.application_name LIKE 'ingestd worker%' AND a.wait_event_type = 'Lock' AND a.query LIKE '{query}'
-             AND ({held}) = {transactions}"
+             AND ({held}) IN ({transactions})"
         )
     }
 }

@@ -494,13 +494,17 @@ fn max_concurrency_is_the_most_lanes_at_once() {
             "CREATE TABLE note (at timestamptz, step int);
              CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
                  INSERT INTO public.note VALUES (clock_timestamp(), TG_ARGV[0]::int);
-                 IF TG_ARGV[0] = '1' THEN PERFORM pg_sleep(0.03); END IF;
+                 IF TG_ARGV[0] = '1' THEN PERFORM pg_sleep(0.1); END IF;
                  RETURN NULL; END $$;
              CREATE TRIGGER begins BEFORE INSERT ON slow EXECUTE FUNCTION note('1');
              CREATE TRIGGER ends AFTER INSERT ON slow EXECUTE FUNCTION note('-1');",
         );
         let lines: Vec<String> =
             (0..40).map(|number| format!(r#"{{"type":"T","key":"k{}","payload":{{}}}}"#, number % 20)).collect();
+        // One that owns all lanes works on one after the other.
+        daemon.wait_until("each worker has a lane", || {
+            cluster.psql(database, "SELECT count(DISTINCT owner) FROM lanes.status") == "4"
+        });
         assert_eq!(daemon.post(&lines.join("\n"), &[]).unwrap().status, 200);
         daemon.wait_until_applied(4, 41);
         assert_eq!(cluster.psql(database, "SELECT sum(n), (SELECT count(*) FROM note) FROM slow"), "40|80");
