@@ -360,8 +360,9 @@ fn greatest_common_divisor(mut a: u32, mut b: u32) -> u32 {
 pub struct Plan {
     /// How many of the new map's slots change their lane.
     pub moved_slots: u32,
-    /// The lanes that must stand at one common place before the map may change: all that give or take slots. None if
-    /// the change only splits lanes, each new lane taking slots of one other: it begins where that one is.
+    /// The lanes that must stand at one common place before the map may change: all that give or take slots, and all
+    /// there are if the slots get other numbers. None if the change only splits lanes, each new lane taking slots of one
+    /// other: it begins where that one is.
     pub involved: Vec<u32>,
     /// Lanes that owned no slot before, each with a lane that it takes slots of, at whose place it begins.
     pub new_lanes: Vec<(u32, u32)>,
@@ -393,6 +394,9 @@ pub fn plan(before: &SlotMap, after: &SlotMap) -> Result<Plan, SlotMapError> {
     if !only_splits {
         involved.extend(givers.values().flatten());
         involved.extend(givers.keys().filter(|lane| !is_new(lane)));
+        if after.slots() > before.slots() {
+            involved.extend(&old);
+        }
     }
     let parent = |(lane, of): (&u32, &BTreeSet<u32>)| Some((*lane, *of.first()?));
     Ok(Plan {

@@ -84,8 +84,8 @@ pub struct Config {
     /// 10 to 60000, default 500.
     pub pressure_commit_ms: Within<10, 60_000>,
     /// Free bytes on the log's disk below which nothing is stored any more, so that deletes and checkpoints stay
-    /// possible. 0 to 1099511627776, default 67108864. Live.
-    pub disk_reserve_bytes: Within<0, 1_099_511_627_776>,
+    /// possible. 0 to 1125899906842624, default 67108864. Live.
+    pub disk_reserve_bytes: Within<0, 1_125_899_906_842_624>,
     /// Days after which events are deleted from the log. 1 to 3650, default 30. Live.
     pub retention_days: Within<1, 3650>,
     /// Bytes of all store shards above which the oldest events are deleted. 0 = no limit, default 0. Live.

@@ -257,6 +257,11 @@ impl Daemon<'_> {
             Err(error) => tracing::error!("the settings are not reloaded, those in use stay: {error}"),
             Ok(new) => {
                 let before = self.config.describe();
+                // Before it is told: who hears that a setting has changed may count on it.
+                if let Some(log) = &self.log {
+                    log.set_limits(new.commit_limits());
+                }
+                self.live.set(&new);
                 for ((setting, before, live), (_, after, _)) in before.into_iter().zip(new.describe()) {
                     if before == after {
                         continue;
@@ -270,10 +275,6 @@ impl Daemon<'_> {
                         tracing::warn!(setting, "the changed setting takes effect at the next start");
                     }
                 }
-                if let Some(log) = &self.log {
-                    log.set_limits(new.commit_limits());
-                }
-                self.live.set(&new);
                 self.config.take_live(&new);
             }
         }

@@ -284,6 +284,11 @@ DECLARE
     defined lanes.projection := lanes.find_projection(retry.projection);
     asked   int;
 BEGIN
+    -- In the order in which a change of the map locks them, too.
+    PERFORM FROM lanes.parked_key AS k
+    WHERE k.projection = defined.name AND k.version = defined.version
+      AND (retry.key IS NULL OR k.key = retry.key)
+    ORDER BY k.key, k.key_hash FOR UPDATE;
     UPDATE lanes.parked_key AS k
     SET next_try_at = pg_catalog.clock_timestamp(), attempts = 0
     WHERE k.projection = defined.name AND k.version = defined.version
@@ -321,7 +326,9 @@ BEGIN
             MESSAGE = pg_catalog.format('position must be at least 1, not %s', COALESCE(skip."position"::text, 'null')),
             HINT = 'The table lanes.parked_event lists the positions of events that wait.';
     END IF;
-    -- No batch and no retry runs meanwhile: in the order in which nobody else locks two lanes.
+    -- No batch, no retry and no change of the map runs meanwhile. The projection first, as changes of the map do: a worker
+    -- that has just made one holds lanes and wants its own.
+    PERFORM FROM lanes.projection AS p WHERE p.name = defined.name AND p.version = defined.version FOR NO KEY UPDATE;
     PERFORM FROM lanes.checkpoint AS c
     WHERE c.projection = defined.name AND c.version = defined.version ORDER BY c.lane FOR UPDATE;
 

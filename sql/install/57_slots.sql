@@ -87,6 +87,10 @@ BEGIN
 
     -- Parked keys keep their slot, under its number among the new ones.
     IF new_slots <> apply_map.defined.slots THEN
+        -- In the order in which lanes.retry locks them, too.
+        PERFORM FROM lanes.parked_key AS k
+        WHERE k.projection = apply_map.defined.name AND k.version = apply_map.defined.version
+        ORDER BY k.key, k.key_hash FOR UPDATE;
         UPDATE lanes.parked_event AS e
         SET slot = @extschema@.lane_of(k.key, new_slots)
         FROM lanes.parked_key AS k
@@ -208,10 +212,12 @@ BEGIN
     IF plan.moved = 0 AND pg_catalog.cardinality(change_map.slot_lanes) = change_map.defined.slots THEN
         RETURN true;
     END IF;
-    -- Waits for the batches that run.
+    -- Waits for the batches that run. If the slots get other numbers, also for those of lanes that keep theirs: a batch
+    -- parks keys under the numbers that it began with.
     PERFORM FROM lanes.checkpoint AS c
     WHERE c.projection = change_map.defined.name AND c.version = change_map.defined.version
-      AND c.lane = ANY (plan.involved || plan.parents)
+      AND (c.lane = ANY (plan.involved || plan.parents)
+           OR pg_catalog.cardinality(change_map.slot_lanes) <> change_map.defined.slots)
     ORDER BY c.lane FOR UPDATE;
     IF plan.involved = '{}' THEN
         PERFORM lanes.apply_map(change_map.defined, change_map.slot_lanes);

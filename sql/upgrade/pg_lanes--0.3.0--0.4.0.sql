@@ -1120,6 +1120,10 @@ BEGIN
 
     -- Parked keys keep their slot, under its number among the new ones.
     IF new_slots <> apply_map.defined.slots THEN
+        -- In the order in which lanes.retry locks them, too.
+        PERFORM FROM lanes.parked_key AS k
+        WHERE k.projection = apply_map.defined.name AND k.version = apply_map.defined.version
+        ORDER BY k.key, k.key_hash FOR UPDATE;
         UPDATE lanes.parked_event AS e
         SET slot = @extschema@.lane_of(k.key, new_slots)
         FROM lanes.parked_key AS k
@@ -1241,10 +1245,12 @@ BEGIN
     IF plan.moved = 0 AND pg_catalog.cardinality(change_map.slot_lanes) = change_map.defined.slots THEN
         RETURN true;
     END IF;
-    -- Waits for the batches that run.
+    -- Waits for the batches that run. If the slots get other numbers, also for those of lanes that keep theirs: a batch
+    -- parks keys under the numbers that it began with.
     PERFORM FROM lanes.checkpoint AS c
     WHERE c.projection = change_map.defined.name AND c.version = change_map.defined.version
-      AND c.lane = ANY (plan.involved || plan.parents)
+      AND (c.lane = ANY (plan.involved || plan.parents)
+           OR pg_catalog.cardinality(change_map.slot_lanes) <> change_map.defined.slots)
     ORDER BY c.lane FOR UPDATE;
     IF plan.involved = '{}' THEN
         PERFORM lanes.apply_map(change_map.defined, change_map.slot_lanes);
@@ -2367,3 +2373,105 @@ CREATE FUNCTION lanes.page_index(row_type anyelement, order_by text DEFAULT NULL
     STABLE PARALLEL RESTRICTED COST 1000 LANGUAGE c AS 'MODULE_PATHNAME', 'page_index_wrapper';
 COMMENT ON FUNCTION lanes.page_index(anyelement, text, jsonb, name) IS
     'The statement that makes the index that lanes.page wants for this order: shard column, columns that the filter holds fixed, sort columns';
+
+-- Requests of people lock what they need in the order in which a change of the map does.
+CREATE OR REPLACE FUNCTION lanes.retry(projection text, key text DEFAULT NULL) RETURNS int
+    VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    defined lanes.projection := lanes.find_projection(retry.projection);
+    asked   int;
+BEGIN
+    -- In the order in which a change of the map locks them, too.
+    PERFORM FROM lanes.parked_key AS k
+    WHERE k.projection = defined.name AND k.version = defined.version
+      AND (retry.key IS NULL OR k.key = retry.key)
+    ORDER BY k.key, k.key_hash FOR UPDATE;
+    UPDATE lanes.parked_key AS k
+    SET next_try_at = pg_catalog.clock_timestamp(), attempts = 0
+    WHERE k.projection = defined.name AND k.version = defined.version
+      AND (retry.key IS NULL OR k.key = retry.key);
+    GET DIAGNOSTICS asked = ROW_COUNT;
+    IF asked = 0 AND retry.key IS NOT NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'no_data_found',
+            MESSAGE = pg_catalog.format('key "%s" of projection "%s" is not parked', retry.key, retry.projection),
+            HINT = 'The table lanes.parked_key lists the ones that are.';
+    END IF;
+    RETURN asked;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION lanes.skip(projection text, "position" bigint, reason text) RETURNS boolean
+    VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    defined lanes.projection := lanes.find_projection(skip.projection);
+    waiting record;
+BEGIN
+    IF COALESCE(skip.reason, '') = '' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'reason must not be empty',
+            HINT = 'Say why the event is never to be applied: it is kept in lanes.skipped_event.';
+    END IF;
+    IF COALESCE(skip."position", 0) <= 0 THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = pg_catalog.format('position must be at least 1, not %s', COALESCE(skip."position"::text, 'null')),
+            HINT = 'The table lanes.parked_event lists the positions of events that wait.';
+    END IF;
+    -- No batch, no retry and no change of the map runs meanwhile. The projection first, as changes of the map do: a worker
+    -- that has just made one holds lanes and wants its own.
+    PERFORM FROM lanes.projection AS p WHERE p.name = defined.name AND p.version = defined.version FOR NO KEY UPDATE;
+    PERFORM FROM lanes.checkpoint AS c
+    WHERE c.projection = defined.name AND c.version = defined.version ORDER BY c.lane FOR UPDATE;
+
+    DELETE FROM lanes.parked_event AS p
+    USING lanes.parked_key AS k
+    WHERE p.projection = defined.name AND p.version = defined.version AND p."position" = skip."position"
+      AND (k.projection, k.version, k.slot, k.key_hash) = (p.projection, p.version, p.slot, p.key_hash)
+    RETURNING p.*, k.key, k.sqlstate, k.error INTO waiting;
+    IF FOUND THEN
+        INSERT INTO lanes.skipped_event
+            (projection, version, "position", key, event_type, event_key, event_ts, payload, sqlstate, error, reason)
+        VALUES (defined.name, defined.version, skip."position", waiting.key, waiting.event_type, waiting.event_key,
+            waiting.event_ts, waiting.payload, waiting.sqlstate, waiting.error, skip.reason);
+        IF EXISTS (
+            SELECT FROM lanes.parked_event AS p
+            WHERE p.projection = defined.name AND p.version = defined.version AND p.slot = waiting.slot
+              AND p.key_hash = waiting.key_hash)
+        THEN
+            UPDATE lanes.parked_key AS k SET next_try_at = pg_catalog.clock_timestamp(), attempts = 0
+            WHERE k.projection = defined.name AND k.version = defined.version AND k.slot = waiting.slot
+              AND k.key_hash = waiting.key_hash;
+        ELSE
+            DELETE FROM lanes.parked_key AS k
+            WHERE k.projection = defined.name AND k.version = defined.version AND k.slot = waiting.slot
+              AND k.key_hash = waiting.key_hash;
+        END IF;
+        RETURN true;
+    END IF;
+
+    IF EXISTS (
+        SELECT FROM lanes.skipped_event AS s
+        WHERE s.projection = defined.name AND s.version = defined.version AND s."position" = skip."position")
+    THEN
+        RETURN false;
+    END IF;
+    -- Only a lane that stands before the event can still be told: anywhere else the event may have been applied.
+    IF NOT EXISTS (
+        SELECT FROM lanes.checkpoint AS c
+        WHERE c.projection = defined.name AND c.version = defined.version AND c.failed_position = skip."position")
+    THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = pg_catalog.format('position %s of projection "%s" is not waiting', skip."position", skip.projection),
+            DETAIL = 'The event is not parked, and no lane stands before it.',
+            HINT = 'The table lanes.parked_event lists the events that wait, lanes.status the lanes that stand.';
+    END IF;
+    INSERT INTO lanes.skipped_event (projection, version, "position", reason)
+    VALUES (defined.name, defined.version, skip."position", skip.reason);
+    RETURN true;
+END
+$$;

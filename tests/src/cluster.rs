@@ -87,11 +87,19 @@ impl Cluster {
     pub fn kill(&self) {
         let file = std::fs::read_to_string(self.directory.join("data/postmaster.pid")).expect("the server runs");
         let postmaster = file.lines().next().expect("its first line is the process id").to_owned();
+        // Stopped, it makes no more sessions: one that is not in the list would outlive it and keep its shared memory.
+        output(Command::new("kill").args(["-STOP", &postmaster]), "");
+        let deadline = Instant::now() + PATIENCE;
+        let stat = format!("/proc/{postmaster}/stat");
+        let is_stopped = |stat: String| stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'));
+        while !std::fs::read_to_string(&stat).is_ok_and(is_stopped) {
+            assert!(Instant::now() < deadline, "the server does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let children = output(Command::new("pgrep").args(["-P", &postmaster]), "");
         output(Command::new("kill").args(["-KILL", &postmaster]), "");
         // Those that noticed are gone already. A session that is busy would go on.
         let _ = Command::new("kill").arg("-KILL").args(children.lines()).stderr(Stdio::null()).status();
-        let deadline = Instant::now() + PATIENCE;
         while children.lines().chain([postmaster.as_str()]).any(|process| Path::new("/proc").join(process).exists()) {
             assert!(Instant::now() < deadline, "processes of the killed server are still there: {children}");
             std::thread::sleep(Duration::from_millis(5));

@@ -116,7 +116,9 @@ fn twice_it_shows_the_week_and_keeps_what_it_has_until_it_is_cleaned() {
     }
 
     // A daemon that died is started again, and its port is kept.
-    shell(&format!("kill -9 {process}"));
+    // It has ended when its lock is free.
+    let lock = demo.place().join("data/ingestd.lock");
+    shell(&format!("kill -9 {process}; flock -w 60 '{}' true", lock.display()));
     let restarted = demo.run("start");
     assert_eq!(departures_from_newark(&restarted), "2198");
     assert_ne!(demo.process(), process);

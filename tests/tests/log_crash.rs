@@ -48,8 +48,7 @@ impl Gate {
         let mut state = self.state();
         state.waiting += 1;
         self.changed.notify_all();
-        let mut state = self.changed.wait_while(state, |state| state.starts <= known && !state.closed).unwrap();
-        state.waiting -= 1;
+        drop(self.changed.wait_while(state, |state| state.starts <= known && !state.closed).unwrap());
     }
 
     /// Waits until all producers wait.
@@ -60,7 +59,11 @@ impl Gate {
     }
 
     fn open(&self) {
-        self.state().starts += 1;
+        let mut state = self.state();
+        state.starts += 1;
+        // Whoever has not yet woken does not wait for the next start.
+        state.waiting = 0;
+        drop(state);
         self.changed.notify_all();
     }
 }

@@ -60,6 +60,16 @@ fn the_reserve_of_a_disk_stops_acknowledgements_before_it_is_full() {
     fill_and_free(2 << 20, "disk_reserve_bytes");
 }
 
+/// Posts the next 50 events of a producer, and counts them when they are acknowledged.
+fn post_next(address: &str, producer: &str, acknowledged: &AtomicU64) {
+    let first = acknowledged.load(Ordering::SeqCst) + 1;
+    let sequence = first.to_string();
+    let headers = [("Ingest-Producer", producer), ("Ingest-Sequence", sequence.as_str())];
+    let answer = post(address, &body(producer, first, 50), &headers).expect("the daemon lives");
+    assert_eq!((answer.status, &answer.body["stored"]), (200, &50.into()), "{answer:?}");
+    acknowledged.store(first + 49, Ordering::SeqCst);
+}
+
 fn fill_and_free(reserve_bytes: u64, expected_reason: &str) {
     let settings = format!("drain_threads = 2\nstorage_shards = 2\ndisk_reserve_bytes = {reserve_bytes}");
     let mut daemon = Daemon::new(None, &settings);
@@ -83,12 +93,7 @@ fn fill_and_free(reserve_bytes: u64, expected_reason: &str) {
             let (stop, address) = (&stop, &address);
             scope.spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
-                    let first = acknowledged.load(Ordering::SeqCst) + 1;
-                    let sequence = first.to_string();
-                    let headers = [("Ingest-Producer", producer), ("Ingest-Sequence", sequence.as_str())];
-                    let answer = post(address, &body(producer, first, 50), &headers).expect("the daemon lives");
-                    assert_eq!((answer.status, &answer.body["stored"]), (200, &50.into()), "{answer:?}");
-                    acknowledged.store(first + 49, Ordering::SeqCst);
+                    post_next(address, producer, acknowledged);
                 }
             });
         }
@@ -103,11 +108,16 @@ fn fill_and_free(reserve_bytes: u64, expected_reason: &str) {
         let horizon = daemon.status()["log"]["horizon"].as_u64().unwrap();
         assert!(before > 0 && before <= horizon, "{before} acknowledged, horizon {horizon}");
 
+        // Only what is under way comes now, so that nobody fills the disk again before this is seen.
+        stop.store(true, Ordering::SeqCst);
         fs::remove_file(&ballast).unwrap();
-        daemon.wait_for("storing again", |status| {
-            shards_are(status, "active") && status["log"]["horizon"].as_u64().is_some_and(|now| now > horizon + 200)
-        });
+        daemon.wait_for("storing again", |status| shards_are(status, "active"));
     });
+    for (producer, acknowledged) in PRODUCERS.into_iter().zip(&acknowledged) {
+        for _ in 0..4 {
+            post_next(&address, producer, acknowledged);
+        }
+    }
     assert!(daemon.stop().success());
 
     daemon.start();

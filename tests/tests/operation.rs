@@ -82,15 +82,16 @@ fn an_environment_that_is_not_utf8_harms_nobody() {
 
 #[test]
 fn live_settings_change_on_sighup_bad_ones_are_refused_and_the_others_wait_for_the_restart() {
-    let mut daemon = Daemon::new(None, "max_batch_size = 500");
+    let mut daemon = Daemon::new(None, "max_batch_size = 500\nstorage_shards = 2");
     daemon.expect_errors();
     daemon.start();
     assert_eq!(own_rows(&daemon, "ingestd.started").len(), 1, "the row is durable before the daemon answers");
     let text = fs::read_to_string(daemon.settings_path()).unwrap();
 
-    fs::write(daemon.settings_path(), text.replace("500", "5")).unwrap();
+    fs::write(daemon.settings_path(), text.replace("max_batch_size = 500", "max_batch_size = 5")).unwrap();
     reload(&daemon, "those in use stay");
-    let changed = text.replace("500", "600") + "storage_shards = 7\n";
+    let changed = text.replace("max_batch_size = 500", "max_batch_size = 600");
+    let changed = changed.replace("storage_shards = 2", "storage_shards = 7");
     fs::write(daemon.settings_path(), changed).unwrap();
     reload(&daemon, "the changed setting takes effect at the next start");
     daemon.wait_until("the change is told", || !own_rows(&daemon, "ingestd.config_changed").is_empty());
@@ -98,7 +99,7 @@ fn live_settings_change_on_sighup_bad_ones_are_refused_and_the_others_wait_for_t
         own_rows(&daemon, "ingestd.config_changed"),
         [r#"{"setting":"max_batch_size","before":"500","after":"600"}"#]
     );
-    assert_ne!(daemon.status()["log"]["shards"].as_array().unwrap().len(), 7);
+    assert_eq!(daemon.status()["log"]["shards"].as_array().unwrap().len(), 2);
     assert!(daemon.stop().success());
     assert_eq!(own_rows(&daemon, "ingestd.stopped").len(), 1);
     daemon.start();
@@ -115,7 +116,7 @@ fn a_disk_at_its_reserve_makes_sources_wait_and_everything_goes_on_when_there_is
     daemon.start();
     assert_eq!(daemon.post(GOOD, &[]).unwrap().status, 200);
     let text = fs::read_to_string(daemon.settings_path()).unwrap();
-    fs::write(daemon.settings_path(), text.replace("= 0", "= 1099511627776")).unwrap();
+    fs::write(daemon.settings_path(), text.replace("= 0", "= 1125899906842624")).unwrap();
     reload(&daemon, "setting changed");
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| daemon.post(&format!("{GOOD}\n{GOOD}"), &[]).unwrap());
@@ -125,7 +126,7 @@ fn a_disk_at_its_reserve_makes_sources_wait_and_everything_goes_on_when_there_is
         });
         let shards = status["log"]["shards"].as_array().unwrap();
         let reason = shards.iter().find_map(|shard| shard["reason"].as_str()).unwrap();
-        assert!(reason.contains("disk_reserve_bytes keeps 1099511627776"), "{reason}");
+        assert!(reason.contains("disk_reserve_bytes keeps 1125899906842624"), "{reason}");
         assert!(!waiting.is_finished() || daemon.stored_events() < 3, "nothing is acknowledged that is not stored");
         fs::write(daemon.settings_path(), &text).unwrap();
         daemon.signal("HUP");

@@ -343,14 +343,17 @@ async fn rows_that_stay_come_once_and_in_order_while_others_write() {
     }
 }
 
-/// Blocks that a page reads, counted by the server.
+/// Blocks that a page reads, counted by the server: the least of three runs, for some also read the catalog.
 async fn blocks(client: &Client, call: &str) -> i64 {
     let explain = format!("EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) SELECT * FROM {call}");
-    // The first run reads the catalog as well.
-    client.query(&explain, &[]).await.unwrap();
-    let plan: serde_json::Value = client.query_one(&explain, &[]).await.unwrap().get(0);
-    let node = &plan[0]["Plan"];
-    node["Shared Hit Blocks"].as_i64().unwrap() + node["Shared Read Blocks"].as_i64().unwrap()
+    let mut least = i64::MAX;
+    for _ in 0..3 {
+        let plan: serde_json::Value = client.query_one(&explain, &[]).await.unwrap().get(0);
+        let node = &plan[0]["Plan"];
+        let blocks = node["Shared Hit Blocks"].as_i64().unwrap() + node["Shared Read Blocks"].as_i64().unwrap();
+        least = least.min(blocks);
+    }
+    least
 }
 
 /// The page at every depth reads the blocks of its own rows and a few of the index, at most so many for each shard and
@@ -364,7 +367,8 @@ async fn a_deep_page_reads_what_the_first_one_does() {
     let client = shop(&cluster).await;
     client
         .batch_execute(&format!(
-            "CREATE TABLE orders (id int PRIMARY KEY, created int NOT NULL, closed int, status text NOT NULL, filler text);
+            "CREATE TABLE orders (id int PRIMARY KEY, created int NOT NULL, closed int, status text NOT NULL, filler text)
+                 WITH (autovacuum_enabled = off);
              INSERT INTO orders SELECT i, i % 1000, NULLIF(i % 7, 0), 's' || i % 3, repeat('x', 200) FROM generate_series(1, {ROWS}) AS i"
         ))
         .await
@@ -444,15 +448,14 @@ async fn a_restored_database_has_a_key_of_its_own() {
     let page = "SELECT (item).id, cursor FROM lanes.page(NULL::runs, 'id', 3, cursor => $1)";
     let cursor: String = client.query(page, &[&None::<String>]).await.unwrap()[2].get(1);
     drop(client);
-    // A database that somebody uses cannot be copied.
-    let watcher = cluster.connect("postgres").await;
-    wait_until(&watcher, "NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = 'shop')").await;
-
     let key = "SELECT encode(key, 'hex') FROM lanes.secret";
     let dump = cluster.dump("shop");
     assert!(!dump.contains(&cluster.psql("shop", key)));
     cluster.create_database_with("restored", "TEMPLATE template0");
     cluster.psql("restored", &dump);
+    // A database that somebody uses cannot be copied.
+    let watcher = cluster.connect("postgres").await;
+    wait_until(&watcher, "NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = 'shop')").await;
     cluster.create_database_with("copied", "TEMPLATE shop");
     assert_ne!(cluster.psql("restored", key), cluster.psql("shop", key));
     assert_eq!(cluster.psql("copied", key), cluster.psql("shop", key));

@@ -141,10 +141,10 @@ impl Session<'_> {
         lane.finish_at = now + FINISH_INTERVAL;
         let reason = "a change of the map waits until other lanes stand here".to_owned();
         self.shared.board.set(&lane.id, LaneState::WaitingAtStop, Some(reason));
-        self.client.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
         let finish = self.client.prepared("SELECT lanes.finish_reshaping($1)").await?;
+        self.client.begin().await?;
         self.client.query_one(&finish, &[&&*lane.id.projection]).await?;
-        self.client.batch_execute("COMMIT").await?;
+        self.client.commit().await?;
         // Whoever finished it, and also if it was taken back.
         self.shared.refresh.notify_one();
         Ok(false)

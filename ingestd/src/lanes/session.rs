@@ -5,7 +5,7 @@ use std::error::Error as _;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::{Client, Config, Error, NoTls, Statement};
 
 /// A client that remembers its prepared statements, each of which would cost a round trip and a transaction more if given
@@ -106,9 +106,19 @@ pub enum Fault {
     Data,
 }
 
-/// Tells errors apart by SQLSTATE.
+/// Tells errors apart by severity and SQLSTATE.
 pub fn classify(error: &Error) -> Fault {
-    let Some(state) = error.code() else { return Fault::Connection };
+    match error.as_db_error() {
+        Some(error) => fault_of(error.parsed_severity(), error.code()),
+        None => Fault::Connection,
+    }
+}
+
+fn fault_of(severity: Option<Severity>, state: &SqlState) -> Fault {
+    // The server ends the session after such an error, whatever it is about.
+    if matches!(severity, Some(Severity::Fatal | Severity::Panic)) {
+        return Fault::Connection;
+    }
     match state {
         // A stale epoch: begin_batch and commit_batch refuse with it.
         &SqlState::T_R_SERIALIZATION_FAILURE => Fault::LaneLost,
@@ -116,9 +126,11 @@ pub fn classify(error: &Error) -> Fault {
         &SqlState::T_R_DEADLOCK_DETECTED | &SqlState::LOCK_NOT_AVAILABLE | &SqlState::OBJECT_IN_USE => Fault::Transient,
         &SqlState::QUERY_CANCELED => Fault::Canceled,
         state if state.code().starts_with("08") => Fault::Connection,
-        state if state.code().starts_with("53") || state.code().starts_with("57") => Fault::Transient,
-        // Class 42 (42P01, 42703, 42501 and their like), a schema that is gone, an object in the wrong state.
-        state if state.code().starts_with("42") || state.code() == "3F000" || state.code() == "55000" => {
+        // Resources, an operator, files; a server that is only read from for now.
+        state if ["53", "57", "58"].contains(&&state.code()[..2]) || state.code() == "25006" => Fault::Transient,
+        // Class 42 (42P01, 42703, 42501 and their like), a schema that is gone, an object in the wrong state, a damaged
+        // table.
+        state if state.code().starts_with("42") || ["3F000", "55000", "XX001", "XX002"].contains(&state.code()) => {
             Fault::Definition
         }
         _ => Fault::Data,
@@ -136,5 +148,39 @@ pub fn describe(error: &Error) -> String {
             Some(source) => format!("{error}: {source}"),
             None => error.to_string(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The codes of the SQLSTATE appendix of Postgres's manual, by what a batch must do when it meets them.
+    #[test]
+    fn errors_are_told_apart_by_their_state() {
+        let cases = [
+            (Fault::Connection, "08000 08003 08006 57P01 57P02 57P03"),
+            (Fault::LaneLost, "40001"),
+            (Fault::Transient, "40P01 55P03 55006 53100 53200 53300 57P04 58000 58030 25006"),
+            (Fault::Canceled, "57014"),
+            (Fault::Definition, "42P01 42703 42501 42883 3F000 55000 XX001 XX002"),
+            (Fault::Data, "22001 22003 22012 22P02 23502 23503 23505 23514 21000 P0001 54000 XX000"),
+        ];
+        for (fault, states) in cases {
+            for state in states.split(' ') {
+                assert_eq!(fault_of(Some(Severity::Error), &SqlState::from_code(state)), fault, "{state}");
+                assert_eq!(fault_of(None, &SqlState::from_code(state)), fault, "{state}");
+            }
+        }
+    }
+
+    /// Also where an error of that state would be the data's fault: nobody can go on in a session that is gone.
+    #[test]
+    fn an_error_that_ends_the_session_is_a_lost_connection() {
+        for state in ["25P03", "57P05", "57P01", "22003", "53300", "XX000"] {
+            for severity in [Severity::Fatal, Severity::Panic] {
+                assert_eq!(fault_of(Some(severity), &SqlState::from_code(state)), Fault::Connection, "{state}");
+            }
+        }
     }
 }

@@ -50,6 +50,8 @@ async fn append_until_trouble(
     committed: &Committed,
     over: &AtomicBool,
 ) -> Result<(), Error> {
+    // This process may stand still at any line, and is not what the database watches.
+    client.batch_execute("SET idle_in_transaction_session_timeout = 0").await?;
     // Held by the session before until it has ended, and with it its last COMMIT.
     client.query("SELECT pg_advisory_lock(4711, $1)", &[&(writer as i32)]).await?;
     let prefix = format!("meter-{writer}-");
