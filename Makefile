@@ -6,7 +6,7 @@
 #   make installcheck  golden SQL tests of the installed extension, and specs of several sessions
 #   make test          installs what is missing, builds, and runs all tests
 #   make soak          everything at once under load and faults for SOAK_MINUTES (20), then the long forms of the proofs of
-#                      each part, about as long again; SOAK_PARTS (whole log lanes projections) says which of these
+#                      each part, about as long again; SOAK_PARTS (whole core log lanes projections) says which of these
 #   make demo          installs what is missing, builds, and shows a week of flights in three projections
 #   make demo-stop     ends the demo and keeps its data
 #   make demo-clean    removes the demo
@@ -22,7 +22,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: all build install installcheck test soak soak-whole soak-log soak-lanes soak-projections bench bench-growth fuzz demo demo-stop demo-clean lint setup check-sql docs
+.PHONY: all build install installcheck test soak soak-whole soak-core soak-log soak-lanes soak-projections bench bench-growth fuzz demo demo-stop demo-clean lint setup check-sql docs
 
 ifdef PG_CONFIG
 export PG_CONFIG
@@ -74,16 +74,17 @@ demo-clean:
 	scripts/demo clean
 
 # The end-to-end tests come last, so that the run ends with cargo's own closing lines. The demo's test runs the program
-# that cargo builds for the tests, to save a release build.
+# that cargo builds for the tests, to save a release build. Seeds are the same in every run: what is new is looked for by
+# `make soak` and `make fuzz`.
 test: setup
 	scripts/demo sweep
 	scripts/cluster sweep
 	$(MAKE) --no-print-directory install
 	$(MAKE) --no-print-directory installcheck
-	INGESTD=$(abspath $(TARGET))/debug/ingestd cargo test --workspace --exclude pg_lanes
+	INGESTD=$(abspath $(TARGET))/debug/ingestd PROPTEST_RNG_SEED=1 SHUTTLE_RANDOM_SEED=1 cargo test --workspace --exclude pg_lanes
 
 SOAK_MINUTES ?= 20
-SOAK_PARTS ?= whole log lanes projections
+SOAK_PARTS ?= whole core log lanes projections
 
 # All seeds are fresh and printed; the variable that is printed with one (SOAK_SEED=…, LOG_SEED=…) repeats it.
 soak: setup install
@@ -92,6 +93,12 @@ soak: setup install
 
 soak-whole:
 	SOAK_MINUTES=$(SOAK_MINUTES) cargo test -p e2e --test soak -- --nocapture
+
+CORE_CASES ?= $$((1000 * $(SOAK_MINUTES)))
+
+soak-core:
+	PROPTEST_CASES=$(CORE_CASES) cargo test -p lanes_core --release
+	for round in $$(seq 10); do cargo test -p ingestd --lib budget_model; done
 
 # The parts run only the tests whose length the rounds decide; a round of the log is ten kills of the daemon, too.
 LOG_ROUNDS ?= $(SOAK_MINUTES)

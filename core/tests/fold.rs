@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use bigdecimal::BigDecimal;
 use lanes_core::event::Event;
 use lanes_core::projection::{Change, EventView, Fold, Folded, Number, Projection, Value, parse_document};
-use proptest::prelude::{Just, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
+use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert, prop_assert_eq, prop_oneof, proptest};
 use serde_json::json;
 
 /// An event before it was written down.
@@ -261,8 +261,14 @@ fn poison(spelling: u8) -> Event {
     Event { event_type: "A".to_owned(), key: "k".to_owned(), ts: 7, payload: payload.to_owned() }
 }
 
+/// At least 1500; more where PROPTEST_CASES asks for more.
+fn cases() -> ProptestConfig {
+    let asked = ProptestConfig::default();
+    ProptestConfig { cases: asked.cases.max(1500), ..asked }
+}
+
 proptest! {
-    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(1500))]
+    #![proptest_config(cases())]
 
     #[test]
     fn folding_is_applying_one_by_one(

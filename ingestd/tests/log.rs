@@ -15,6 +15,7 @@ use rusqlite::Connection;
 
 use support::{
     numbers, read_all, send, send_hashed, send_in_epoch, set_header, set_watermark, settings, store, verified,
+    wait_until,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -498,6 +499,8 @@ async fn a_reader_beside_busy_writers_sees_every_position_up_to_the_horizon_and_
     let log = open(&settings(directory.path(), 3, 4)).unwrap();
     let horizon = std::sync::Arc::clone(log.horizon());
     let path = directory.path().to_owned();
+    let seen = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let told = std::sync::Arc::clone(&seen);
     let reading = std::thread::spawn(move || {
         let reader = LogReader::open(&path).unwrap();
         let (mut after, mut rounds) = (0, 0);
@@ -507,6 +510,7 @@ async fn a_reader_beside_busy_writers_sees_every_position_up_to_the_horizon_and_
             let positions: Vec<u64> = chunk.events.iter().map(|stored| stored.position).collect();
             assert_eq!(positions, (after + 1..=until).collect::<Vec<_>>());
             after = until;
+            told.store(after, std::sync::atomic::Ordering::SeqCst);
             rounds += 1;
         }
         rounds
@@ -515,6 +519,11 @@ async fn a_reader_beside_busy_writers_sees_every_position_up_to_the_horizon_and_
     for round in 0..20 {
         for producer in ["a", "b", "c", "d", "e", "f", "g", "h", "i"] {
             replies.push(send(&log, producer, round * 100 + 1, 100).await);
+        }
+        if round == 9 {
+            // So there are events after what it has read.
+            let begun = || seen.load(std::sync::atomic::Ordering::SeqCst) > 0 || reading.is_finished();
+            wait_until(begun, || "the reader has read nothing".to_owned());
         }
     }
     for reply in replies {

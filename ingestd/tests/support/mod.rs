@@ -17,7 +17,7 @@ use lanes_core::event::Event;
 use tokio::sync::{Semaphore, oneshot};
 
 /// How long a state may take to come about before a test gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Settings of a log in `directory`.
 pub fn settings(directory: &Path, drains: u32, shards: u32) -> LogSettings {

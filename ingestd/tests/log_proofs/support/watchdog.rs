@@ -3,8 +3,8 @@
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-/// How long one round of a proof may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long one round of a proof may take on a busy machine with a slow disk.
+const PATIENCE: Duration = Duration::from_secs(1200);
 
 /// While this value lives, its time runs.
 pub struct Watchdog {
