@@ -369,3 +369,38 @@ fn parking_survives_crashes_in_every_phase() {
     assert_eq!(cluster.psql("app", rows), "18|2|11");
     assert_eq!(cluster.psql("app", "SELECT count(*) FROM lanes.skipped_event"), "2");
 }
+
+/// Whoever lets go of a projection waits for the batch that runs, though that wants rows which refer to the projection.
+#[tokio::test(flavor = "multi_thread")]
+async fn forgetting_a_projection_and_a_batch_that_parks_do_not_wait_for_each_other() {
+    let cluster = Cluster::start();
+    let mut daemon = tokio::task::block_in_place(|| daemon(&cluster, "app", "{ dead_letter: true }"));
+    assert!(daemon.stop().success());
+    let worker = cluster.connect("app").await;
+    let claim =
+        "SELECT c.lane, c.epoch, l.log_id::text FROM lanes.log AS l, lanes.claim('ledger', 'test', l.log_id) AS c";
+    let row = worker.query_one(claim, &[]).await.unwrap();
+    let (lane, epoch, log): (i32, i64, String) = (row.get(0), row.get(1), row.get(2));
+    let begin = format!("BEGIN; SELECT lanes.begin_batch('ledger', {lane}, {epoch}, '{log}')");
+    worker.batch_execute(&begin).await.unwrap();
+    let forgotten = std::thread::scope(|scope| {
+        let forgotten = scope.spawn(|| daemon.output(&["forget", "ledger"]));
+        daemon.wait_until("it waits for the batch", || {
+            let waits =
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%DELETE%'";
+            cluster.psql("app", waits) == "1"
+        });
+        let park = format!(
+            "SELECT lanes.park('ledger', {lane}, {epoch}, '{{0}}', '{{a}}', '{{1}}', '{{PAID}}', '{{a}}', '{{0}}', ARRAY['{{}}'],
+                 '{{23514}}', '{{refused}}', NULL);
+             SELECT lanes.commit_batch('ledger', {lane}, {epoch}, 1); COMMIT"
+        );
+        let runtime = tokio::runtime::Handle::current();
+        tokio::task::block_in_place(|| runtime.block_on(worker.batch_execute(&park))).unwrap();
+        forgotten.join().unwrap()
+    });
+    assert!(forgotten.status.success(), "{forgotten:?}");
+    let left = "SELECT (SELECT count(*) FROM lanes.projection), (SELECT count(*) FROM lanes.parked_key),
+        (SELECT count(*) FROM lanes.parked_event)";
+    assert_eq!(cluster.psql("app", left), "0|0|0");
+}
