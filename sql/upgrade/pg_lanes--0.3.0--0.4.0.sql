@@ -1044,7 +1044,9 @@ DECLARE
 BEGIN
     DELETE FROM lanes.parked_event AS p
     WHERE p.projection = locked.projection AND p.version = locked.version AND p.slot = unpark.slot
-      AND p.key_hash = hash AND (p.tick, p."position") <= (unpark.applied_to_tick, unpark.applied_to);
+      -- (0: nothing was applied. After lanes.rebase the ticks of what waits are below 0.)
+      AND p.key_hash = hash AND unpark.applied_to > 0
+      AND (p.tick, p."position") <= (unpark.applied_to_tick, unpark.applied_to);
     GET DIAGNOSTICS moved = ROW_COUNT;
     IF NOT EXISTS (
         SELECT FROM lanes.parked_event AS p

@@ -67,6 +67,15 @@ SELECT lanes.commit_batch('parked', :lane, :epoch, 5, 0, 1);
 COMMIT;
 SELECT attempts, next_try_at IS NOT NULL AS is_due, error FROM lanes.parked_key WHERE key = 'a';
 
+-- What waits since before lanes.rebase has ticks below 0: a failed try takes none of it out.
+UPDATE lanes.parked_event SET tick = tick - 10 WHERE projection = 'parked';
+BEGIN;
+SELECT lane, epoch FROM lanes.claim_batch('parked', 'golden') \gset
+SELECT lanes.unpark('parked', :lane, :epoch, lane_of('a', 1024), 'a', 0, '23514', 'refused still', NULL);
+SELECT lanes.commit_batch('parked', :lane, :epoch, 5, 0, 1);
+COMMIT;
+SELECT * FROM waiting;
+
 -- The lane stops at an event. Once that is skipped a worker does not see it any more, and the audit knows it; also in a batch
 -- that accounts for what is before it only.
 BEGIN;
