@@ -2745,6 +2745,155 @@ SELECT pg_catalog.count(*) FROM removed$template$,
 END
 $$;
 
+-- Shard columns: triggers that are like theirs, but with other arguments; a backfill and a drop that come together.
+CREATE OR REPLACE VIEW lanes.shard_columns AS
+WITH argument AS (
+    -- The trigger's arguments: three strings, each ended by a zero byte.
+    SELECT t.tgrelid, t.tgname, t.tgargs, POSITION('\x00'::bytea IN t.tgargs) AS first_end
+    FROM pg_catalog.pg_trigger AS t
+    WHERE t.tgfoid = 'lanes.set_shard_id()'::regprocedure AND t.tgnargs = 3
+), split AS (
+    SELECT a.tgrelid, a.tgname,
+        pg_catalog.convert_from(pg_catalog.substring(a.tgargs, 1, a.first_end - 1), pg_catalog.getdatabaseencoding()) AS key,
+        pg_catalog.substring(a.tgargs, a.first_end + 1) AS rest
+    FROM argument AS a
+), ended AS (
+    SELECT s.*, POSITION('\x00'::bytea IN s.rest) AS second_end FROM split AS s
+), named AS (
+    SELECT e.tgrelid, e.tgname, e.key::name AS key,
+        pg_catalog.convert_from(pg_catalog.substring(e.rest, 1, e.second_end - 1), pg_catalog.getdatabaseencoding())::name AS shard_column,
+        pg_catalog.convert_from(pg_catalog.substring(e.rest, e.second_end + 1, pg_catalog.length(e.rest) - e.second_end - 1),
+            pg_catalog.getdatabaseencoding()) AS number
+    FROM ended AS e
+), numbered AS (
+    -- Anybody can make such a trigger on a table of his own, with any arguments.
+    SELECT m.tgrelid, m.tgname, m.key, m.shard_column,
+        CASE WHEN m.number ~ '^[1-9][0-9]{0,9}$' THEN CASE WHEN m.number::bigint <= 2147483647 THEN m.number::int END END AS shards
+    FROM named AS m
+)
+SELECT
+    n.tgrelid::regclass AS source,
+    n.shard_column,
+    n.key,
+    n.shards,
+    CASE
+        WHEN a.attnotnull AND k.convalidated THEN 'ready'
+        WHEN k.convalidated THEN 'checked'
+        WHEN k.oid IS NOT NULL THEN 'filled'
+        WHEN b.source IS NOT NULL THEN 'filling'
+        ELSE 'added'
+    END AS state,
+    b.blocks,
+    CASE WHEN b.pass > 1 THEN b.blocks ELSE b.next_block END AS blocks_done,
+    b.rows_filled,
+    b.started_at,
+    b.moved_at,
+    n.tgname AS trigger_name
+FROM numbered AS n
+LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = n.tgrelid AND a.attname = n.shard_column AND NOT a.attisdropped
+LEFT JOIN pg_catalog.pg_constraint AS k ON k.conrelid = n.tgrelid AND k.contype = 'c' AND k.conname = n.tgname
+LEFT JOIN lanes.shard_backfill AS b ON b.source::oid = n.tgrelid AND b.shard_column = n.shard_column
+WHERE n.shards IS NOT NULL;
+
+CREATE OR REPLACE FUNCTION lanes.fill_shard_batch(source regclass, shard_column name, batch int) RETURNS boolean
+    VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    -- So many rows fit a block at most, roughly; a window that is looked through in one transaction must not hold many
+    -- times more than a batch.
+    rows_per_block CONSTANT int := 50;
+    present  lanes.shard_columns := lanes.find_shard_column(fill_shard_batch.source, fill_shard_batch.shard_column);
+    progress lanes.shard_backfill;
+    window_blocks bigint;
+    row_limit int;
+    first_row tid;
+    end_row   tid;
+    places    tid[];
+    waiting   bigint := 0;
+    filled    bigint := 0;
+BEGIN
+    -- First the table, then its row of shard_backfill, as drop_shard_column takes them: so the two cannot deadlock, and
+    -- who has the table alone sees the row of every backfill. Only now is it certain that the column is there.
+    EXECUTE pg_catalog.format('LOCK TABLE %s IN ROW EXCLUSIVE MODE', present.source);
+    present := lanes.find_shard_column(fill_shard_batch.source, fill_shard_batch.shard_column);
+    INSERT INTO lanes.shard_backfill AS b (source, shard_column, file_node, blocks)
+    VALUES (fill_shard_batch.source, fill_shard_batch.shard_column, pg_catalog.pg_relation_filenode(fill_shard_batch.source),
+        -- Counted now, when every later row has its shard from the trigger.
+        pg_catalog.pg_relation_size(fill_shard_batch.source) / pg_catalog.current_setting('block_size')::bigint)
+    -- In another file the rows stand elsewhere, so it begins again, and passes over what is filled.
+    ON CONFLICT ON CONSTRAINT shard_backfill_key DO UPDATE
+    SET file_node = EXCLUDED.file_node, blocks = EXCLUDED.blocks, next_block = 0, pass = 1, rows_skipped = 0
+    WHERE b.file_node <> EXCLUDED.file_node;
+    -- Two sessions that backfill one table take turns.
+    SELECT b.* INTO STRICT progress FROM lanes.shard_backfill AS b
+    WHERE b.source = fill_shard_batch.source AND b.shard_column = fill_shard_batch.shard_column FOR UPDATE;
+
+    IF progress.next_block >= progress.blocks AND progress.pass = 1 AND progress.rows_skipped > 0 THEN
+        progress.next_block := 0;
+        progress.pass := 2;
+    ELSIF progress.next_block >= progress.blocks THEN
+        RETURN true;
+    END IF;
+
+    window_blocks := GREATEST(1, fill_shard_batch.batch / rows_per_block);
+    first_row := pg_catalog.format('(%s,0)', progress.next_block)::tid;
+    end_row := pg_catalog.format('(%s,0)', LEAST(progress.next_block + window_blocks, progress.blocks))::tid;
+    -- In the first pass rows that somebody has locked are passed over: who waits while it holds locks of its own can be
+    -- part of a deadlock. In the second pass one row is waited for at a time, with nothing else locked.
+    row_limit := CASE progress.pass WHEN 1 THEN fill_shard_batch.batch ELSE 1 END;
+    EXECUTE pg_catalog.format(
+        'SELECT pg_catalog.array_agg(l.ctid) FROM (SELECT t.ctid FROM %s AS t '
+        'WHERE t.ctid >= $1 AND t.ctid < $2 AND t.%I IS NULL LIMIT $3 FOR NO KEY UPDATE%s) AS l',
+        fill_shard_batch.source, fill_shard_batch.shard_column, CASE progress.pass WHEN 1 THEN ' SKIP LOCKED' ELSE '' END)
+    INTO places USING first_row, end_row, row_limit;
+    IF places IS NOT NULL THEN
+        EXECUTE pg_catalog.format('UPDATE %1$s AS t SET %2$I = @extschema@.shard(t.%3$I, %4$s) WHERE t.ctid = ANY ($1)',
+            fill_shard_batch.source, fill_shard_batch.shard_column, present.key, present.shards)
+        USING places;
+        GET DIAGNOSTICS filled = ROW_COUNT;
+    END IF;
+    -- A batch that was full may have left some of its window.
+    IF COALESCE(pg_catalog.cardinality(places), 0) < row_limit THEN
+        IF progress.pass = 1 THEN
+            EXECUTE pg_catalog.format('SELECT pg_catalog.count(*) FROM %s AS t WHERE t.ctid >= $1 AND t.ctid < $2 AND t.%I IS NULL',
+                fill_shard_batch.source, fill_shard_batch.shard_column)
+            INTO waiting USING first_row, end_row;
+        END IF;
+        progress.next_block := LEAST(progress.next_block + window_blocks, progress.blocks);
+    END IF;
+    UPDATE lanes.shard_backfill AS b
+    SET next_block = progress.next_block, pass = progress.pass, rows_filled = b.rows_filled + filled,
+        rows_skipped = b.rows_skipped + waiting, moved_at = pg_catalog.clock_timestamp()
+    WHERE b.source = fill_shard_batch.source AND b.shard_column = fill_shard_batch.shard_column;
+    RETURN false;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION lanes.drop_shard_column(source regclass, shard_column name DEFAULT 'shard_id', lock_timeout interval DEFAULT '2 s')
+    RETURNS void
+    VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    present lanes.shard_columns := lanes.find_shard_column(drop_shard_column.source, drop_shard_column.shard_column);
+BEGIN
+    IF drop_shard_column.lock_timeout IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'lock_timeout must not be null';
+    END IF;
+    IF NOT lanes.run_with_lock_timeout(pg_catalog.format(
+        'DROP TRIGGER %2$I ON %1$s; ALTER TABLE %1$s DROP CONSTRAINT IF EXISTS %2$I, DROP COLUMN IF EXISTS %3$I',
+        present.source, present.trigger_name, present.shard_column), drop_shard_column.lock_timeout)
+    THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'lock_not_available',
+            MESSAGE = pg_catalog.format('could not lock table %s within %s', present.source, drop_shard_column.lock_timeout),
+            HINT = 'Some transaction uses it for longer. Try again when it has ended, or pass a longer lock_timeout, during which everybody else waits.';
+    END IF;
+    -- No backfill has locked it: it would hold the table too.
+    DELETE FROM lanes.shard_backfill AS b
+    WHERE b.source = drop_shard_column.source AND b.shard_column = drop_shard_column.shard_column;
+END
+$$;
+
 -- Requests of people lock what they need in the order in which a change of the map does.
 CREATE OR REPLACE FUNCTION lanes.retry(projection text, key text DEFAULT NULL) RETURNS int
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
