@@ -218,10 +218,16 @@ BEGIN
             OR candidate.owner_process_id = pg_catalog.pg_backend_pid());
         IF has_lock THEN
             -- Waits for a batch that is still running under an older epoch.
-            SELECT c.* INTO STRICT candidate
+            SELECT c.* INTO taken
             FROM lanes.checkpoint AS c
             WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = candidate.lane
             FOR UPDATE;
+            -- The projection may be gone meanwhile.
+            IF NOT FOUND THEN
+                PERFORM lanes.give_up_lane_lock(claim.projection, candidate.lane);
+                CONTINUE;
+            END IF;
+            candidate := taken;
         ELSE
             -- Who has the row locked is alive, whatever its lease says.
             SELECT c.* INTO candidate
@@ -460,8 +466,13 @@ BEGIN
           -- There is something to do: not all of an events table's last tick is accounted for, and no stop is reached.
           AND (c.tick = 0 OR (c.tick, c."position") < (newest.tick, newest.last_position))
           AND (c.stop_tick IS NULL OR (c.tick, c."position") < (c.stop_tick, c.stop_position))
-          -- The lock would not keep this session from a lane that it owns in the session form.
-          AND (c.owner_process_id, c.owner_started_at) IS DISTINCT FROM (pg_catalog.pg_backend_pid(), lanes.session_started_at())
+          -- The lock would not keep this session from a lane that it owns in the session form. (One that it took here, and
+          -- whose batch was ended without commit_batch, it has not locked.)
+          AND ((c.owner_process_id, c.owner_started_at) IS DISTINCT FROM (pg_catalog.pg_backend_pid(), lanes.session_started_at())
+               OR (NOT c.taken_over AND NOT EXISTS (
+                   SELECT FROM pg_catalog.pg_locks AS l
+                   WHERE l.locktype = 'advisory' AND l.pid = pg_catalog.pg_backend_pid() AND l.objsubid = 1 AND l.granted
+                     AND (l.classid::bigint << 32 | l.objid::bigint) = lanes.lock_key(claim_batch.projection, c.lane))))
         ORDER BY GREATEST(defined.defined_at, c.claimed_at, c.moved_at, c.released_at), c.lane
     LOOP
         has_lock := pg_catalog.pg_try_advisory_xact_lock(lanes.lock_key(claim_batch.projection, candidate.lane));
@@ -509,7 +520,7 @@ DECLARE
     locked  lanes.checkpoint := lanes.lock_lane(commit_batch.projection, commit_batch.lane, commit_batch.epoch);
     batch   text := pg_catalog.format('%s in epoch %s',
         @extschema@.checkpoint_name(commit_batch.projection, locked.lane), locked.epoch);
-    scanned jsonb;
+    scanned jsonb := NULLIF(pg_catalog.current_setting('pg_lanes.scanned', true), '')::jsonb;
     claimed boolean := COALESCE(pg_catalog.current_setting('pg_lanes.claimed_batch', true) = batch, false);
 BEGIN
     IF pg_catalog.current_setting('pg_lanes.batch', true) IS DISTINCT FROM batch THEN
@@ -519,7 +530,6 @@ BEGIN
             HINT = 'Call lanes.begin_batch first, write the rows, then call lanes.commit_batch in the same transaction.';
     END IF;
     IF commit_batch."position" IS NULL THEN
-        scanned := NULLIF(pg_catalog.current_setting('pg_lanes.scanned', true), '')::jsonb;
         IF scanned IS NULL THEN
             RAISE EXCEPTION USING
                 ERRCODE = 'null_value_not_allowed',
@@ -555,6 +565,21 @@ BEGIN
             MESSAGE = pg_catalog.format('skipped_null_key must be at least 0, not %s',
                 COALESCE(commit_batch.skipped_null_key::text, 'null')),
             HINT = 'Pass how many events of this batch had no lane key or no row key.';
+    END IF;
+
+    -- Beyond the place that the batch accounts for, what was read comes again, and with it what was put aside there.
+    IF ((scanned -> 'tick')::bigint, (scanned -> 'position')::bigint) > (commit_batch.tick, commit_batch."position") THEN
+        DELETE FROM lanes.parked_event AS e
+        USING lanes.projection AS p
+        WHERE p.name = locked.projection AND p.version = locked.version
+          AND e.projection = locked.projection AND e.version = locked.version
+          AND p.slot_lanes[e.slot + 1] = locked.lane
+          AND (e.tick, e."position") > (commit_batch.tick, commit_batch."position");
+        UPDATE lanes.skipped_event AS s
+        SET event_type = NULL
+        FROM pg_catalog.jsonb_to_recordset(scanned -> 'skips') AS e (tick bigint, "position" bigint)
+        WHERE s.projection = locked.projection AND s.version = locked.version AND s."position" = e."position"
+          AND (e.tick, e."position") > (commit_batch.tick, commit_batch."position");
     END IF;
 
     UPDATE lanes.checkpoint AS c

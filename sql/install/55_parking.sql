@@ -47,6 +47,7 @@ CREATE TABLE lanes.parked_event (
     parked_at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     tick         bigint      NOT NULL DEFAULT 0,
     CONSTRAINT parked_event_key PRIMARY KEY (projection, version, slot, key_hash, "position"),
+    CONSTRAINT parked_event_projection FOREIGN KEY (projection, version) REFERENCES lanes.projection ON DELETE CASCADE,
     CONSTRAINT parked_event_position CHECK ("position" > 0)
 );
 COMMENT ON TABLE lanes.parked_event IS 'The events of parked keys, in order: the first is the one that failed';
@@ -184,10 +185,13 @@ DECLARE
     locked lanes.checkpoint := lanes.lock_lane(unpark.projection, unpark.lane, unpark.epoch);
     hash   bytea := pg_catalog.sha256(pg_catalog.convert_to(unpark.key, 'UTF8'));
     moved  bigint;
+    asked  boolean;
 BEGIN
     DELETE FROM lanes.parked_event AS p
     WHERE p.projection = locked.projection AND p.version = locked.version AND p.slot = unpark.slot
-      AND p.key_hash = hash AND (p.tick, p."position") <= (unpark.applied_to_tick, unpark.applied_to);
+      -- (0: nothing was applied. After lanes.rebase the ticks of what waits are below 0.)
+      AND p.key_hash = hash AND unpark.applied_to > 0
+      AND (p.tick, p."position") <= (unpark.applied_to_tick, unpark.applied_to);
     GET DIAGNOSTICS moved = ROW_COUNT;
     IF NOT EXISTS (
         SELECT FROM lanes.parked_event AS p
@@ -199,9 +203,14 @@ BEGIN
           AND k.key_hash = hash;
         RETURN true;
     END IF;
+    -- lanes.retry was asked while the try was running, and means what there is after it.
+    asked := EXISTS (
+        SELECT FROM lanes.parked_key AS k
+        WHERE k.projection = locked.projection AND k.version = locked.version AND k.slot = unpark.slot
+          AND k.key_hash = hash AND k.attempts = 0 AND k.next_try_at > pg_catalog.transaction_timestamp());
     UPDATE lanes.parked_key AS k
-    SET attempts = CASE WHEN unpark.error IS NULL THEN 0 WHEN moved > 0 THEN 1 ELSE k.attempts + 1 END,
-        next_try_at = CASE WHEN unpark.error IS NULL THEN pg_catalog.clock_timestamp()
+    SET attempts = CASE WHEN unpark.error IS NULL OR asked THEN 0 WHEN moved > 0 THEN 1 ELSE k.attempts + 1 END,
+        next_try_at = CASE WHEN unpark.error IS NULL OR asked THEN pg_catalog.clock_timestamp()
             ELSE pg_catalog.clock_timestamp() + unpark.retry_after_ms * interval '1 millisecond' END,
         sqlstate = COALESCE(unpark.sqlstate, k.sqlstate),
         error = COALESCE(unpark.error, k.error)
@@ -250,7 +259,8 @@ BEGIN
     UPDATE lanes.checkpoint AS c
     SET failed_position = stop_at_event."position"
     WHERE c.projection = locked.projection AND c.version = locked.version AND c.lane = locked.lane
-      AND c."position" < stop_at_event."position";
+      -- (Within ticks a later event may have a lower position.)
+      AND (c.tick > 0 OR c."position" < stop_at_event."position");
 END
 $$;
 COMMENT ON FUNCTION lanes.stop_at_event(text, int, bigint, bigint, text) IS
@@ -269,7 +279,7 @@ BEGIN
     FROM lanes.skipped_event AS s
     JOIN lanes.checkpoint AS c USING (projection, version)
     WHERE s.projection = defined.name AND s.version = defined.version AND c.lane = skips_ahead.lane
-      AND s."position" > c."position" AND s.event_type IS NULL
+      AND (c.tick > 0 OR s."position" > c."position") AND s.event_type IS NULL
     ORDER BY s."position";
 END
 $$;

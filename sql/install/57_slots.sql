@@ -80,8 +80,9 @@ BEGIN
     WHERE c.projection = apply_map.defined.name AND c.version = apply_map.defined.version
       AND c.lane = ANY (plan.retired);
     -- All rows that the change touches are written: who waits for one of them sees the new map after it.
+    -- (The event at which a lane stands may be another's now.)
     UPDATE lanes.checkpoint AS c
-    SET stop_tick = NULL, stop_position = NULL
+    SET stop_tick = NULL, stop_position = NULL, failed_position = NULL
     WHERE c.projection = apply_map.defined.name AND c.version = apply_map.defined.version
       AND c.lane = ANY (plan.involved || plan.parents);
 
@@ -128,14 +129,17 @@ BEGIN
     END IF;
     -- Nobody is waited for, and what was locked is let go if not all can be: somebody is at it, or works on.
     BEGIN
-        SELECT p.* INTO STRICT defined FROM lanes.projection AS p
+        SELECT p.* INTO defined FROM lanes.projection AS p
         WHERE p.name = defined.name AND p.version = defined.version FOR NO KEY UPDATE NOWAIT;
+        SELECT r.* INTO waiting FROM lanes.reshaping AS r
+        WHERE r.projection = defined.name AND r.version = defined.version;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
         PERFORM FROM lanes.checkpoint AS c
         WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = ANY (waiting.involved)
         ORDER BY c.lane FOR UPDATE NOWAIT;
-        SELECT r.* INTO waiting FROM lanes.reshaping AS r
-        WHERE r.projection = defined.name AND r.version = defined.version;
-        IF NOT FOUND OR NOT lanes.all_stand(waiting) THEN
+        IF NOT lanes.all_stand(waiting) THEN
             RETURN false;
         END IF;
         PERFORM lanes.apply_map(defined, waiting.slot_lanes, waiting.stop_tick, waiting.stop_position);
@@ -370,7 +374,7 @@ AS $$
 DECLARE
     deadline CONSTANT timestamptz := pg_catalog.clock_timestamp() + wait_for.timeout;
     defined  lanes.projection;
-    this_lane lanes.checkpoint;
+    this_lane record;
     reached  boolean;
 BEGIN
     PERFORM lanes.require_read_committed('wait for a lane');
@@ -380,24 +384,26 @@ BEGIN
     LOOP
         -- Each round anew: the key may have moved to another lane.
         defined := lanes.find_projection(wait_for.projection);
-        SELECT c.* INTO this_lane
-        FROM lanes.checkpoint AS c
-        WHERE c.projection = defined.name AND c.version = defined.version
-          AND c.lane = defined.slot_lanes[@extschema@.lane_of(wait_for.key, defined.slots) + 1];
+        -- In one statement, so that the map, the lane and what is parked are of one moment. A parked key is passed by its lane,
+        -- and not applied.
+        SELECT c."position", c.tick, EXISTS (
+                SELECT FROM lanes.parked_event AS e
+                WHERE e.projection = p.name AND e.version = p.version
+                  AND e.slot = @extschema@.lane_of(wait_for.key, p.slots)
+                  AND e.key_hash = pg_catalog.sha256(pg_catalog.convert_to(wait_for.key, 'UTF8'))
+                  AND e."position" <= wait_for."position") AS is_parked
+        INTO this_lane
+        FROM lanes.projection AS p
+        JOIN lanes.checkpoint AS c ON c.projection = p.name AND c.version = p.version
+            AND c.lane = p.slot_lanes[@extschema@.lane_of(wait_for.key, p.slots) + 1]
+        WHERE p.name = defined.name AND p.version = defined.version;
         IF this_lane.tick = 0 THEN
             reached := this_lane."position" >= wait_for."position";
         ELSE
             reached := (lanes.tick_of(defined.log_id, wait_for."position"), wait_for."position")
                 <= (this_lane.tick, this_lane."position");
         END IF;
-        -- A parked key is passed by its lane, and not applied.
-        IF reached AND NOT EXISTS (
-            SELECT FROM lanes.parked_event AS e
-            WHERE e.projection = defined.name AND e.version = defined.version
-              AND e.slot = @extschema@.lane_of(wait_for.key, defined.slots)
-              AND e.key_hash = pg_catalog.sha256(pg_catalog.convert_to(wait_for.key, 'UTF8'))
-              AND e."position" <= wait_for."position")
-        THEN
+        IF reached AND NOT this_lane.is_parked THEN
             RETURN true;
         END IF;
         IF pg_catalog.clock_timestamp() >= deadline THEN

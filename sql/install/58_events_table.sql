@@ -29,6 +29,7 @@ DECLARE
     is_not_null boolean;
     time_type   regtype;
     registered  uuid;
+    foreign_position bigint;
     sequence    text;
     table_name  text;
 BEGIN
@@ -116,6 +117,18 @@ BEGIN
             ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = pg_catalog.format('column "%s" of table %s does not hold the appending transaction', register_log.xid_column, table_name),
             HINT = 'It must be xid8 NOT NULL DEFAULT pg_current_xact_id(). Pass another name as xid_column, and such a column is added.';
+    ELSE
+        EXECUTE pg_catalog.format(
+            'SELECT pg_catalog.min(e.%1$I) FROM %2$s AS e'
+            ' WHERE e.%3$I >= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()) AND e.%3$I <> pg_catalog.pg_current_xact_id()',
+            register_log.position_column, table_name, register_log.xid_column) INTO foreign_position;
+        IF foreign_position IS NOT NULL THEN
+            RAISE EXCEPTION USING
+                ERRCODE = 'object_not_in_prerequisite_state',
+                MESSAGE = pg_catalog.format('the event at position %s of table %s has a transaction id of another cluster', foreign_position, table_name),
+                DETAIL = 'The table was restored from a dump. Such an event would not be read before this cluster has come to that id.',
+                HINT = pg_catalog.format('Run: UPDATE %1$s SET %2$I = DEFAULT WHERE %2$I >= pg_snapshot_xmax(pg_current_snapshot())', table_name, register_log.xid_column);
+        END IF;
     END IF;
     IF NOT EXISTS (
         SELECT FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
@@ -201,6 +214,27 @@ END;
 COMMENT ON FUNCTION lanes.between_ticks(lanes.events_table) IS
     'The SQL condition of the events between two snapshots, $1 and $2';
 
+CREATE FUNCTION lanes.milliseconds(log lanes.events_table) RETURNS text
+    IMMUTABLE PARALLEL SAFE LANGUAGE sql SECURITY INVOKER
+BEGIN ATOMIC
+    SELECT CASE WHEN NOT (milliseconds.log).time_is_timestamp THEN pg_catalog.format('%I', (milliseconds.log).time_column)
+        ELSE pg_catalog.format(
+            'CASE WHEN pg_catalog.isfinite(%1$I) THEN (EXTRACT(epoch FROM %1$I) * 1000)::bigint'
+            ' WHEN %1$I > ''epoch''::timestamptz THEN 9223372036854775807 ELSE (-9223372036854775808)::bigint END',
+            (milliseconds.log).time_column) END;
+END;
+COMMENT ON FUNCTION lanes.milliseconds(lanes.events_table) IS
+    'The SQL expression of an event''s time in milliseconds since 1970 UTC; the greatest and the least number for the infinite times';
+
+CREATE FUNCTION lanes.time_of(milliseconds bigint) RETURNS timestamptz
+    IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql SECURITY INVOKER
+BEGIN ATOMIC
+    SELECT CASE WHEN time_of.milliseconds BETWEEN -62135596800000 AND 253402300799999
+        THEN pg_catalog.to_timestamp((time_of.milliseconds / 1000.0)::double precision) END;
+END;
+COMMENT ON FUNCTION lanes.time_of(bigint) IS
+    'A time in milliseconds since 1970 UTC as a timestamp; null outside of the years 1 to 9999, where nobody means a time';
+
 CREATE FUNCTION lanes.tick(events_table regclass) RETURNS bigint
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -237,10 +271,8 @@ BEGIN
         VALUES (log.log_id, COALESCE(newest.tick, 0) + 1, now_visible, COALESCE(newest.events, 0) + added,
             GREATEST(newest.last_position, last_position))
         RETURNING * INTO newest;
-        EXECUTE pg_catalog.format('SELECT %s FROM %s WHERE %I = $1',
-            CASE WHEN log.time_is_timestamp THEN pg_catalog.format('%I', log.time_column)
-                ELSE pg_catalog.format('pg_catalog.to_timestamp(%I / 1000.0)', log.time_column) END,
-            log.events_table, log.position_column)
+        EXECUTE pg_catalog.format('SELECT lanes.time_of(%s) FROM %s WHERE %I = $1',
+            lanes.milliseconds(log), log.events_table, log.position_column)
         INTO last_time USING newest.last_position;
     END IF;
     -- A lane needs the tick before its own, and a new one begins with the first that there is: while one is being defined,
@@ -314,6 +346,10 @@ DECLARE
     skipped   bigint := COALESCE((scanned -> 'skipped_null_key')::bigint, 0);
     taken     bigint := 0;
     last_time timestamptz := (scanned ->> 'event_time')::timestamptz;
+    payload_type regtype;
+    -- Positions that are never to be applied, and those of them that were met here.
+    skips     bigint[];
+    skipped_here jsonb := COALESCE(scanned -> 'skips', '[]');
 BEGIN
     IF read_batch.maximum IS NULL OR read_batch.maximum < 1 THEN
         RAISE EXCEPTION USING
@@ -340,6 +376,9 @@ BEGIN
             HINT = 'Its daemon reads the events. lanes.read_batch is for tables of events: lanes.register_log.';
     END IF;
     PERFORM lanes.require_own_cluster(log);
+    skips := ARRAY(SELECT s FROM lanes.skips_ahead(read_batch.projection, read_batch.lane) AS s);
+    payload_type := (SELECT a.atttypid FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = pg_catalog.to_regclass(log.events_table) AND a.attname = log.payload_column);
 
     statement := pg_catalog.format(
         'SELECT pg_catalog.count(*) AS n, pg_catalog.array_agg(e.p) AS positions, pg_catalog.array_agg(e.t) AS types,'
@@ -347,10 +386,7 @@ BEGIN
         ' FROM (SELECT %1$I::bigint AS p, %2$I::text AS t, %3$I::text AS k, %4$s AS ms, %5$I::text AS b FROM %6$s'
         ' WHERE %7$s AND %1$I > $3 AND %1$I <= $4 ORDER BY %1$I LIMIT $5) AS e',
         log.position_column, log.type_column, log.key_column,
-        CASE WHEN log.time_is_timestamp
-            THEN pg_catalog.format('(EXTRACT(epoch FROM %I) * 1000)::bigint', log.time_column)
-            ELSE pg_catalog.format('%I', log.time_column) END,
-        log.payload_column, log.events_table, lanes.between_ticks(log));
+        lanes.milliseconds(log), log.payload_column, log.events_table, lanes.between_ticks(log));
     now_tick := COALESCE((scanned -> 'tick')::bigint, this_lane.tick);
     now_position := COALESCE((scanned -> 'position')::bigint, this_lane."position");
     WHILE taken < read_batch.maximum LOOP
@@ -376,10 +412,17 @@ BEGIN
             WHERE chunk.n > 0
         LOOP
             now_position := event.p;
-            last_time := pg_catalog.to_timestamp(event.ms / 1000.0);
+            last_time := COALESCE(lanes.time_of(event.ms), last_time);
             CONTINUE WHEN event.slot IS NULL OR defined.slot_lanes[event.slot + 1] <> read_batch.lane;
             IF event.lane_key IS NULL THEN
                 skipped := skipped + 1;
+                CONTINUE;
+            END IF;
+            IF event.p = ANY (skips) THEN
+                PERFORM lanes.skip_failed(read_batch.projection, read_batch.lane, this_lane.epoch, ARRAY[event.lane_key],
+                    ARRAY[event.p], ARRAY[event.t], ARRAY[event.k], ARRAY[event.ms], ARRAY[event.b], ARRAY[NULL]::text[],
+                    ARRAY[NULL]::text[]);
+                skipped_here := skipped_here || pg_catalog.jsonb_build_object('tick', now_tick, 'position', event.p);
                 CONTINUE;
             END IF;
             -- Behind one that waits, an event waits too (LANE-3).
@@ -390,14 +433,26 @@ BEGIN
             WHERE k.projection = defined.name AND k.version = defined.version AND k.slot = event.slot
               AND k.key_hash = pg_catalog.sha256(pg_catalog.convert_to(event.lane_key, 'UTF8'));
             CONTINUE WHEN FOUND;
+            IF payload_type = 'jsonb'::regtype THEN
+                read_batch.payload := event.b::jsonb;
+            ELSE
+                BEGIN
+                    read_batch.payload := event.b::jsonb;
+                EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
+                    -- Text may be anything, and json takes what jsonb does not, a \u0000 for one.
+                    PERFORM lanes.park(read_batch.projection, read_batch.lane, this_lane.epoch, ARRAY[event.slot],
+                        ARRAY[event.lane_key], ARRAY[event.p], ARRAY[event.t], ARRAY[event.k], ARRAY[event.ms], ARRAY[event.b],
+                        ARRAY[SQLSTATE], ARRAY[SQLERRM], NULL, ARRAY[now_tick]);
+                    CONTINUE;
+                END;
+            END IF;
             taken := taken + 1;
             read_batch.tick := now_tick;
             read_batch."position" := event.p;
             read_batch.event_type := event.t;
             read_batch.event_key := event.k;
             read_batch.lane_key := event.lane_key;
-            read_batch.event_time := last_time;
-            read_batch.payload := event.b::jsonb;
+            read_batch.event_time := lanes.time_of(event.ms);
             RETURN NEXT;
             EXIT WHEN taken = read_batch.maximum;
         END LOOP;
@@ -408,7 +463,7 @@ BEGIN
     END LOOP;
     PERFORM pg_catalog.set_config('pg_lanes.scanned', pg_catalog.jsonb_build_object('tick', now_tick, 'position', now_position,
         'skipped_null_key', skipped, 'events', taken + COALESCE((scanned -> 'events')::bigint, 0),
-        'event_time', last_time)::text, true);
+        'event_time', last_time, 'skips', skipped_here)::text, true);
 END
 $$;
 COMMENT ON FUNCTION lanes.read_batch(text, int, int) IS
@@ -470,11 +525,13 @@ BEGIN
             MESSAGE = pg_catalog.format('this cluster has had too few transactions to rebase %s ticks', pg_catalog.cardinality(boundaries)),
             HINT = 'Try again after some transactions have written.';
     END IF;
+    -- What is above the last tick's positions is in no tick, whatever its id says: it may have been appended here.
     EXECUTE pg_catalog.format(
-        'UPDATE %s AS e SET %2$I = (3 + CASE WHEN e.%3$I > $2 THEN pg_catalog.cardinality($1) ELSE'
+        'UPDATE %s AS e SET %2$I = (3 + CASE WHEN e.%3$I > $2 OR e.%3$I > $3 THEN pg_catalog.cardinality($1) ELSE'
         ' (SELECT pg_catalog.count(*) FROM unnest($1) AS t WHERE NOT pg_catalog.pg_visible_in_snapshot(e.%2$I, t.snapshot))'
         ' END)::text::xid8', log.events_table, log.xid_column, log.position_column)
-    USING boundaries, rebase.restored_to;
+    USING boundaries, rebase.restored_to,
+        (SELECT pg_catalog.max(t.last_position) FROM lanes.tick AS t WHERE t.log_id = log.log_id);
 
     INSERT INTO lanes.log (log_id, horizon, horizon_time, horizon_event_time)
     SELECT rebased, l.horizon, l.horizon_time, l.horizon_event_time FROM lanes.log AS l WHERE l.log_id = log.log_id;

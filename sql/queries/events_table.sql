@@ -7,9 +7,7 @@ SELECT e.log_id,
            ' COALESCE(%5$I::text, ''{}'') FROM %6$s WHERE %7$s AND %1$I > $3::bigint AND %1$I <= $4::bigint'
            ' ORDER BY %1$I LIMIT $5::bigint',
            e.position_column, e.type_column, e.key_column,
-           CASE WHEN e.time_is_timestamp
-               THEN pg_catalog.format('(EXTRACT(epoch FROM %I) * 1000)::bigint', e.time_column)
-               ELSE pg_catalog.format('%I', e.time_column) END,
+           lanes.milliseconds(e),
            e.payload_column, e.events_table,
            pg_catalog.replace(pg_catalog.replace(lanes.between_ticks(e), '$1', '$1::text::pg_snapshot'),
                '$2', '$2::text::pg_snapshot'))

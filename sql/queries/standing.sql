@@ -1,8 +1,10 @@
 -- How the lanes that read a log stand. $1 uuid: the log's id.
 -- Whether somebody owns a lane is asked of its lock, as the view lanes.status does: after a crash the columns still name
--- an owner. One that was taken in spite of a lock is owned for as long as its lease runs and the session is there.
+-- an owner. One that was taken in spite of a lock is owned for as long as the session is there. Whoever lets the lease run out
+-- is passed over: lanes.claim takes the lane in spite of its lock.
 SELECT c.projection, c.lane, c.tick, c."position", c.stop_tick, c.stop_position, c.events,
-       CASE WHEN h.pid IS NOT NULL OR (c.taken_over AND NOT lanes.lease_ran_out(c) AND NOT lanes.owner_is_gone(c)) THEN c.owner END AS owner
+       CASE WHEN (h.pid IS NOT NULL OR (c.taken_over AND NOT lanes.owner_is_gone(c))) AND NOT lanes.lease_ran_out(c)
+            THEN c.owner END AS owner
 FROM lanes.checkpoint AS c
 LEFT JOIN (
     SELECT l.pid, (l.classid::bigint << 32) | l.objid::bigint AS key

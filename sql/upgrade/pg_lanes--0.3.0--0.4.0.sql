@@ -40,6 +40,12 @@ COMMENT ON COLUMN lanes.checkpoint.stopped_state IS 'Whether what is said in sto
 COMMENT ON COLUMN lanes.checkpoint.work_ms IS 'Milliseconds that the transactions of its batches took: with events, what an event costs';
 
 ALTER TABLE lanes.parked_event ADD COLUMN tick bigint NOT NULL DEFAULT 0;
+-- What was left of projections that are gone.
+DELETE FROM lanes.parked_event AS e WHERE NOT EXISTS (
+    SELECT FROM lanes.parked_key AS k
+    WHERE (k.projection, k.version, k.slot, k.key_hash) = (e.projection, e.version, e.slot, e.key_hash));
+ALTER TABLE lanes.parked_event ADD CONSTRAINT parked_event_projection
+    FOREIGN KEY (projection, version) REFERENCES lanes.projection ON DELETE CASCADE;
 COMMENT ON COLUMN lanes.parked_event.tick IS 'With position, the event''s place: the tick of an events table; 0 in a log of ingestd';
 
 -- A worker writes its own row only, and lanes are not touched by it: no convoy behind the rows that batches lock. What is
@@ -504,10 +510,16 @@ BEGIN
             OR candidate.owner_process_id = pg_catalog.pg_backend_pid());
         IF has_lock THEN
             -- Waits for a batch that is still running under an older epoch.
-            SELECT c.* INTO STRICT candidate
+            SELECT c.* INTO taken
             FROM lanes.checkpoint AS c
             WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = candidate.lane
             FOR UPDATE;
+            -- The projection may be gone meanwhile.
+            IF NOT FOUND THEN
+                PERFORM lanes.give_up_lane_lock(claim.projection, candidate.lane);
+                CONTINUE;
+            END IF;
+            candidate := taken;
         ELSE
             -- Who has the row locked is alive, whatever its lease says.
             SELECT c.* INTO candidate
@@ -745,8 +757,13 @@ BEGIN
           -- There is something to do: not all of an events table's last tick is accounted for, and no stop is reached.
           AND (c.tick = 0 OR (c.tick, c."position") < (newest.tick, newest.last_position))
           AND (c.stop_tick IS NULL OR (c.tick, c."position") < (c.stop_tick, c.stop_position))
-          -- The lock would not keep this session from a lane that it owns in the session form.
-          AND (c.owner_process_id, c.owner_started_at) IS DISTINCT FROM (pg_catalog.pg_backend_pid(), lanes.session_started_at())
+          -- The lock would not keep this session from a lane that it owns in the session form. (One that it took here, and
+          -- whose batch was ended without commit_batch, it has not locked.)
+          AND ((c.owner_process_id, c.owner_started_at) IS DISTINCT FROM (pg_catalog.pg_backend_pid(), lanes.session_started_at())
+               OR (NOT c.taken_over AND NOT EXISTS (
+                   SELECT FROM pg_catalog.pg_locks AS l
+                   WHERE l.locktype = 'advisory' AND l.pid = pg_catalog.pg_backend_pid() AND l.objsubid = 1 AND l.granted
+                     AND (l.classid::bigint << 32 | l.objid::bigint) = lanes.lock_key(claim_batch.projection, c.lane))))
         ORDER BY GREATEST(defined.defined_at, c.claimed_at, c.moved_at, c.released_at), c.lane
     LOOP
         has_lock := pg_catalog.pg_try_advisory_xact_lock(lanes.lock_key(claim_batch.projection, candidate.lane));
@@ -794,7 +811,7 @@ DECLARE
     locked  lanes.checkpoint := lanes.lock_lane(commit_batch.projection, commit_batch.lane, commit_batch.epoch);
     batch   text := pg_catalog.format('%s in epoch %s',
         @extschema@.checkpoint_name(commit_batch.projection, locked.lane), locked.epoch);
-    scanned jsonb;
+    scanned jsonb := NULLIF(pg_catalog.current_setting('pg_lanes.scanned', true), '')::jsonb;
     claimed boolean := COALESCE(pg_catalog.current_setting('pg_lanes.claimed_batch', true) = batch, false);
 BEGIN
     IF pg_catalog.current_setting('pg_lanes.batch', true) IS DISTINCT FROM batch THEN
@@ -804,7 +821,6 @@ BEGIN
             HINT = 'Call lanes.begin_batch first, write the rows, then call lanes.commit_batch in the same transaction.';
     END IF;
     IF commit_batch."position" IS NULL THEN
-        scanned := NULLIF(pg_catalog.current_setting('pg_lanes.scanned', true), '')::jsonb;
         IF scanned IS NULL THEN
             RAISE EXCEPTION USING
                 ERRCODE = 'null_value_not_allowed',
@@ -840,6 +856,21 @@ BEGIN
             MESSAGE = pg_catalog.format('skipped_null_key must be at least 0, not %s',
                 COALESCE(commit_batch.skipped_null_key::text, 'null')),
             HINT = 'Pass how many events of this batch had no lane key or no row key.';
+    END IF;
+
+    -- Beyond the place that the batch accounts for, what was read comes again, and with it what was put aside there.
+    IF ((scanned -> 'tick')::bigint, (scanned -> 'position')::bigint) > (commit_batch.tick, commit_batch."position") THEN
+        DELETE FROM lanes.parked_event AS e
+        USING lanes.projection AS p
+        WHERE p.name = locked.projection AND p.version = locked.version
+          AND e.projection = locked.projection AND e.version = locked.version
+          AND p.slot_lanes[e.slot + 1] = locked.lane
+          AND (e.tick, e."position") > (commit_batch.tick, commit_batch."position");
+        UPDATE lanes.skipped_event AS s
+        SET event_type = NULL
+        FROM pg_catalog.jsonb_to_recordset(scanned -> 'skips') AS e (tick bigint, "position" bigint)
+        WHERE s.projection = locked.projection AND s.version = locked.version AND s."position" = e."position"
+          AND (e.tick, e."position") > (commit_batch.tick, commit_batch."position");
     END IF;
 
     UPDATE lanes.checkpoint AS c
@@ -1009,10 +1040,13 @@ DECLARE
     locked lanes.checkpoint := lanes.lock_lane(unpark.projection, unpark.lane, unpark.epoch);
     hash   bytea := pg_catalog.sha256(pg_catalog.convert_to(unpark.key, 'UTF8'));
     moved  bigint;
+    asked  boolean;
 BEGIN
     DELETE FROM lanes.parked_event AS p
     WHERE p.projection = locked.projection AND p.version = locked.version AND p.slot = unpark.slot
-      AND p.key_hash = hash AND (p.tick, p."position") <= (unpark.applied_to_tick, unpark.applied_to);
+      -- (0: nothing was applied. After lanes.rebase the ticks of what waits are below 0.)
+      AND p.key_hash = hash AND unpark.applied_to > 0
+      AND (p.tick, p."position") <= (unpark.applied_to_tick, unpark.applied_to);
     GET DIAGNOSTICS moved = ROW_COUNT;
     IF NOT EXISTS (
         SELECT FROM lanes.parked_event AS p
@@ -1024,9 +1058,14 @@ BEGIN
           AND k.key_hash = hash;
         RETURN true;
     END IF;
+    -- lanes.retry was asked while the try was running, and means what there is after it.
+    asked := EXISTS (
+        SELECT FROM lanes.parked_key AS k
+        WHERE k.projection = locked.projection AND k.version = locked.version AND k.slot = unpark.slot
+          AND k.key_hash = hash AND k.attempts = 0 AND k.next_try_at > pg_catalog.transaction_timestamp());
     UPDATE lanes.parked_key AS k
-    SET attempts = CASE WHEN unpark.error IS NULL THEN 0 WHEN moved > 0 THEN 1 ELSE k.attempts + 1 END,
-        next_try_at = CASE WHEN unpark.error IS NULL THEN pg_catalog.clock_timestamp()
+    SET attempts = CASE WHEN unpark.error IS NULL OR asked THEN 0 WHEN moved > 0 THEN 1 ELSE k.attempts + 1 END,
+        next_try_at = CASE WHEN unpark.error IS NULL OR asked THEN pg_catalog.clock_timestamp()
             ELSE pg_catalog.clock_timestamp() + unpark.retry_after_ms * interval '1 millisecond' END,
         sqlstate = COALESCE(unpark.sqlstate, k.sqlstate),
         error = COALESCE(unpark.error, k.error)
@@ -1113,8 +1152,9 @@ BEGIN
     WHERE c.projection = apply_map.defined.name AND c.version = apply_map.defined.version
       AND c.lane = ANY (plan.retired);
     -- All rows that the change touches are written: who waits for one of them sees the new map after it.
+    -- (The event at which a lane stands may be another's now.)
     UPDATE lanes.checkpoint AS c
-    SET stop_tick = NULL, stop_position = NULL
+    SET stop_tick = NULL, stop_position = NULL, failed_position = NULL
     WHERE c.projection = apply_map.defined.name AND c.version = apply_map.defined.version
       AND c.lane = ANY (plan.involved || plan.parents);
 
@@ -1161,14 +1201,17 @@ BEGIN
     END IF;
     -- Nobody is waited for, and what was locked is let go if not all can be: somebody is at it, or works on.
     BEGIN
-        SELECT p.* INTO STRICT defined FROM lanes.projection AS p
+        SELECT p.* INTO defined FROM lanes.projection AS p
         WHERE p.name = defined.name AND p.version = defined.version FOR NO KEY UPDATE NOWAIT;
+        SELECT r.* INTO waiting FROM lanes.reshaping AS r
+        WHERE r.projection = defined.name AND r.version = defined.version;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
         PERFORM FROM lanes.checkpoint AS c
         WHERE c.projection = defined.name AND c.version = defined.version AND c.lane = ANY (waiting.involved)
         ORDER BY c.lane FOR UPDATE NOWAIT;
-        SELECT r.* INTO waiting FROM lanes.reshaping AS r
-        WHERE r.projection = defined.name AND r.version = defined.version;
-        IF NOT FOUND OR NOT lanes.all_stand(waiting) THEN
+        IF NOT lanes.all_stand(waiting) THEN
             RETURN false;
         END IF;
         PERFORM lanes.apply_map(defined, waiting.slot_lanes, waiting.stop_tick, waiting.stop_position);
@@ -1403,7 +1446,7 @@ AS $$
 DECLARE
     deadline CONSTANT timestamptz := pg_catalog.clock_timestamp() + wait_for.timeout;
     defined  lanes.projection;
-    this_lane lanes.checkpoint;
+    this_lane record;
     reached  boolean;
 BEGIN
     PERFORM lanes.require_read_committed('wait for a lane');
@@ -1413,24 +1456,26 @@ BEGIN
     LOOP
         -- Each round anew: the key may have moved to another lane.
         defined := lanes.find_projection(wait_for.projection);
-        SELECT c.* INTO this_lane
-        FROM lanes.checkpoint AS c
-        WHERE c.projection = defined.name AND c.version = defined.version
-          AND c.lane = defined.slot_lanes[@extschema@.lane_of(wait_for.key, defined.slots) + 1];
+        -- In one statement, so that the map, the lane and what is parked are of one moment. A parked key is passed by its lane,
+        -- and not applied.
+        SELECT c."position", c.tick, EXISTS (
+                SELECT FROM lanes.parked_event AS e
+                WHERE e.projection = p.name AND e.version = p.version
+                  AND e.slot = @extschema@.lane_of(wait_for.key, p.slots)
+                  AND e.key_hash = pg_catalog.sha256(pg_catalog.convert_to(wait_for.key, 'UTF8'))
+                  AND e."position" <= wait_for."position") AS is_parked
+        INTO this_lane
+        FROM lanes.projection AS p
+        JOIN lanes.checkpoint AS c ON c.projection = p.name AND c.version = p.version
+            AND c.lane = p.slot_lanes[@extschema@.lane_of(wait_for.key, p.slots) + 1]
+        WHERE p.name = defined.name AND p.version = defined.version;
         IF this_lane.tick = 0 THEN
             reached := this_lane."position" >= wait_for."position";
         ELSE
             reached := (lanes.tick_of(defined.log_id, wait_for."position"), wait_for."position")
                 <= (this_lane.tick, this_lane."position");
         END IF;
-        -- A parked key is passed by its lane, and not applied.
-        IF reached AND NOT EXISTS (
-            SELECT FROM lanes.parked_event AS e
-            WHERE e.projection = defined.name AND e.version = defined.version
-              AND e.slot = @extschema@.lane_of(wait_for.key, defined.slots)
-              AND e.key_hash = pg_catalog.sha256(pg_catalog.convert_to(wait_for.key, 'UTF8'))
-              AND e."position" <= wait_for."position")
-        THEN
+        IF reached AND NOT this_lane.is_parked THEN
             RETURN true;
         END IF;
         IF pg_catalog.clock_timestamp() >= deadline THEN
@@ -1464,6 +1509,7 @@ DECLARE
     is_not_null boolean;
     time_type   regtype;
     registered  uuid;
+    foreign_position bigint;
     sequence    text;
     table_name  text;
 BEGIN
@@ -1551,6 +1597,18 @@ BEGIN
             ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = pg_catalog.format('column "%s" of table %s does not hold the appending transaction', register_log.xid_column, table_name),
             HINT = 'It must be xid8 NOT NULL DEFAULT pg_current_xact_id(). Pass another name as xid_column, and such a column is added.';
+    ELSE
+        EXECUTE pg_catalog.format(
+            'SELECT pg_catalog.min(e.%1$I) FROM %2$s AS e'
+            ' WHERE e.%3$I >= pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()) AND e.%3$I <> pg_catalog.pg_current_xact_id()',
+            register_log.position_column, table_name, register_log.xid_column) INTO foreign_position;
+        IF foreign_position IS NOT NULL THEN
+            RAISE EXCEPTION USING
+                ERRCODE = 'object_not_in_prerequisite_state',
+                MESSAGE = pg_catalog.format('the event at position %s of table %s has a transaction id of another cluster', foreign_position, table_name),
+                DETAIL = 'The table was restored from a dump. Such an event would not be read before this cluster has come to that id.',
+                HINT = pg_catalog.format('Run: UPDATE %1$s SET %2$I = DEFAULT WHERE %2$I >= pg_snapshot_xmax(pg_current_snapshot())', table_name, register_log.xid_column);
+        END IF;
     END IF;
     IF NOT EXISTS (
         SELECT FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
@@ -1636,6 +1694,27 @@ END;
 COMMENT ON FUNCTION lanes.between_ticks(lanes.events_table) IS
     'The SQL condition of the events between two snapshots, $1 and $2';
 
+CREATE FUNCTION lanes.milliseconds(log lanes.events_table) RETURNS text
+    IMMUTABLE PARALLEL SAFE LANGUAGE sql SECURITY INVOKER
+BEGIN ATOMIC
+    SELECT CASE WHEN NOT (milliseconds.log).time_is_timestamp THEN pg_catalog.format('%I', (milliseconds.log).time_column)
+        ELSE pg_catalog.format(
+            'CASE WHEN pg_catalog.isfinite(%1$I) THEN (EXTRACT(epoch FROM %1$I) * 1000)::bigint'
+            ' WHEN %1$I > ''epoch''::timestamptz THEN 9223372036854775807 ELSE (-9223372036854775808)::bigint END',
+            (milliseconds.log).time_column) END;
+END;
+COMMENT ON FUNCTION lanes.milliseconds(lanes.events_table) IS
+    'The SQL expression of an event''s time in milliseconds since 1970 UTC; the greatest and the least number for the infinite times';
+
+CREATE FUNCTION lanes.time_of(milliseconds bigint) RETURNS timestamptz
+    IMMUTABLE STRICT PARALLEL SAFE LANGUAGE sql SECURITY INVOKER
+BEGIN ATOMIC
+    SELECT CASE WHEN time_of.milliseconds BETWEEN -62135596800000 AND 253402300799999
+        THEN pg_catalog.to_timestamp((time_of.milliseconds / 1000.0)::double precision) END;
+END;
+COMMENT ON FUNCTION lanes.time_of(bigint) IS
+    'A time in milliseconds since 1970 UTC as a timestamp; null outside of the years 1 to 9999, where nobody means a time';
+
 CREATE FUNCTION lanes.tick(events_table regclass) RETURNS bigint
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1672,10 +1751,8 @@ BEGIN
         VALUES (log.log_id, COALESCE(newest.tick, 0) + 1, now_visible, COALESCE(newest.events, 0) + added,
             GREATEST(newest.last_position, last_position))
         RETURNING * INTO newest;
-        EXECUTE pg_catalog.format('SELECT %s FROM %s WHERE %I = $1',
-            CASE WHEN log.time_is_timestamp THEN pg_catalog.format('%I', log.time_column)
-                ELSE pg_catalog.format('pg_catalog.to_timestamp(%I / 1000.0)', log.time_column) END,
-            log.events_table, log.position_column)
+        EXECUTE pg_catalog.format('SELECT lanes.time_of(%s) FROM %s WHERE %I = $1',
+            lanes.milliseconds(log), log.events_table, log.position_column)
         INTO last_time USING newest.last_position;
     END IF;
     -- A lane needs the tick before its own, and a new one begins with the first that there is: while one is being defined,
@@ -1749,6 +1826,10 @@ DECLARE
     skipped   bigint := COALESCE((scanned -> 'skipped_null_key')::bigint, 0);
     taken     bigint := 0;
     last_time timestamptz := (scanned ->> 'event_time')::timestamptz;
+    payload_type regtype;
+    -- Positions that are never to be applied, and those of them that were met here.
+    skips     bigint[];
+    skipped_here jsonb := COALESCE(scanned -> 'skips', '[]');
 BEGIN
     IF read_batch.maximum IS NULL OR read_batch.maximum < 1 THEN
         RAISE EXCEPTION USING
@@ -1775,6 +1856,9 @@ BEGIN
             HINT = 'Its daemon reads the events. lanes.read_batch is for tables of events: lanes.register_log.';
     END IF;
     PERFORM lanes.require_own_cluster(log);
+    skips := ARRAY(SELECT s FROM lanes.skips_ahead(read_batch.projection, read_batch.lane) AS s);
+    payload_type := (SELECT a.atttypid FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = pg_catalog.to_regclass(log.events_table) AND a.attname = log.payload_column);
 
     statement := pg_catalog.format(
         'SELECT pg_catalog.count(*) AS n, pg_catalog.array_agg(e.p) AS positions, pg_catalog.array_agg(e.t) AS types,'
@@ -1782,10 +1866,7 @@ BEGIN
         ' FROM (SELECT %1$I::bigint AS p, %2$I::text AS t, %3$I::text AS k, %4$s AS ms, %5$I::text AS b FROM %6$s'
         ' WHERE %7$s AND %1$I > $3 AND %1$I <= $4 ORDER BY %1$I LIMIT $5) AS e',
         log.position_column, log.type_column, log.key_column,
-        CASE WHEN log.time_is_timestamp
-            THEN pg_catalog.format('(EXTRACT(epoch FROM %I) * 1000)::bigint', log.time_column)
-            ELSE pg_catalog.format('%I', log.time_column) END,
-        log.payload_column, log.events_table, lanes.between_ticks(log));
+        lanes.milliseconds(log), log.payload_column, log.events_table, lanes.between_ticks(log));
     now_tick := COALESCE((scanned -> 'tick')::bigint, this_lane.tick);
     now_position := COALESCE((scanned -> 'position')::bigint, this_lane."position");
     WHILE taken < read_batch.maximum LOOP
@@ -1811,10 +1892,17 @@ BEGIN
             WHERE chunk.n > 0
         LOOP
             now_position := event.p;
-            last_time := pg_catalog.to_timestamp(event.ms / 1000.0);
+            last_time := COALESCE(lanes.time_of(event.ms), last_time);
             CONTINUE WHEN event.slot IS NULL OR defined.slot_lanes[event.slot + 1] <> read_batch.lane;
             IF event.lane_key IS NULL THEN
                 skipped := skipped + 1;
+                CONTINUE;
+            END IF;
+            IF event.p = ANY (skips) THEN
+                PERFORM lanes.skip_failed(read_batch.projection, read_batch.lane, this_lane.epoch, ARRAY[event.lane_key],
+                    ARRAY[event.p], ARRAY[event.t], ARRAY[event.k], ARRAY[event.ms], ARRAY[event.b], ARRAY[NULL]::text[],
+                    ARRAY[NULL]::text[]);
+                skipped_here := skipped_here || pg_catalog.jsonb_build_object('tick', now_tick, 'position', event.p);
                 CONTINUE;
             END IF;
             -- Behind one that waits, an event waits too (LANE-3).
@@ -1825,14 +1913,26 @@ BEGIN
             WHERE k.projection = defined.name AND k.version = defined.version AND k.slot = event.slot
               AND k.key_hash = pg_catalog.sha256(pg_catalog.convert_to(event.lane_key, 'UTF8'));
             CONTINUE WHEN FOUND;
+            IF payload_type = 'jsonb'::regtype THEN
+                read_batch.payload := event.b::jsonb;
+            ELSE
+                BEGIN
+                    read_batch.payload := event.b::jsonb;
+                EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
+                    -- Text may be anything, and json takes what jsonb does not, a \u0000 for one.
+                    PERFORM lanes.park(read_batch.projection, read_batch.lane, this_lane.epoch, ARRAY[event.slot],
+                        ARRAY[event.lane_key], ARRAY[event.p], ARRAY[event.t], ARRAY[event.k], ARRAY[event.ms], ARRAY[event.b],
+                        ARRAY[SQLSTATE], ARRAY[SQLERRM], NULL, ARRAY[now_tick]);
+                    CONTINUE;
+                END;
+            END IF;
             taken := taken + 1;
             read_batch.tick := now_tick;
             read_batch."position" := event.p;
             read_batch.event_type := event.t;
             read_batch.event_key := event.k;
             read_batch.lane_key := event.lane_key;
-            read_batch.event_time := last_time;
-            read_batch.payload := event.b::jsonb;
+            read_batch.event_time := lanes.time_of(event.ms);
             RETURN NEXT;
             EXIT WHEN taken = read_batch.maximum;
         END LOOP;
@@ -1843,7 +1943,7 @@ BEGIN
     END LOOP;
     PERFORM pg_catalog.set_config('pg_lanes.scanned', pg_catalog.jsonb_build_object('tick', now_tick, 'position', now_position,
         'skipped_null_key', skipped, 'events', taken + COALESCE((scanned -> 'events')::bigint, 0),
-        'event_time', last_time)::text, true);
+        'event_time', last_time, 'skips', skipped_here)::text, true);
 END
 $$;
 COMMENT ON FUNCTION lanes.read_batch(text, int, int) IS
@@ -1905,11 +2005,13 @@ BEGIN
             MESSAGE = pg_catalog.format('this cluster has had too few transactions to rebase %s ticks', pg_catalog.cardinality(boundaries)),
             HINT = 'Try again after some transactions have written.';
     END IF;
+    -- What is above the last tick's positions is in no tick, whatever its id says: it may have been appended here.
     EXECUTE pg_catalog.format(
-        'UPDATE %s AS e SET %2$I = (3 + CASE WHEN e.%3$I > $2 THEN pg_catalog.cardinality($1) ELSE'
+        'UPDATE %s AS e SET %2$I = (3 + CASE WHEN e.%3$I > $2 OR e.%3$I > $3 THEN pg_catalog.cardinality($1) ELSE'
         ' (SELECT pg_catalog.count(*) FROM unnest($1) AS t WHERE NOT pg_catalog.pg_visible_in_snapshot(e.%2$I, t.snapshot))'
         ' END)::text::xid8', log.events_table, log.xid_column, log.position_column)
-    USING boundaries, rebase.restored_to;
+    USING boundaries, rebase.restored_to,
+        (SELECT pg_catalog.max(t.last_position) FROM lanes.tick AS t WHERE t.log_id = log.log_id);
 
     INSERT INTO lanes.log (log_id, horizon, horizon_time, horizon_event_time)
     SELECT rebased, l.horizon, l.horizon_time, l.horizon_event_time FROM lanes.log AS l WHERE l.log_id = log.log_id;
@@ -2993,5 +3095,38 @@ BEGIN
     INSERT INTO lanes.skipped_event (projection, version, "position", reason)
     VALUES (defined.name, defined.version, skip."position", skip.reason);
     RETURN true;
+END
+$$;
+
+-- Of lanes with ticks.
+CREATE OR REPLACE FUNCTION lanes.stop_at_event(projection text, lane int, epoch bigint, "position" bigint, reason text) RETURNS void
+    VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    locked lanes.checkpoint := lanes.lock_lane(stop_at_event.projection, stop_at_event.lane, stop_at_event.epoch);
+BEGIN
+    PERFORM lanes.stop_lane(stop_at_event.projection, stop_at_event.lane, stop_at_event.epoch, stop_at_event.reason);
+    UPDATE lanes.checkpoint AS c
+    SET failed_position = stop_at_event."position"
+    WHERE c.projection = locked.projection AND c.version = locked.version AND c.lane = locked.lane
+      -- (Within ticks a later event may have a lower position.)
+      AND (c.tick > 0 OR c."position" < stop_at_event."position");
+END
+$$;
+
+CREATE OR REPLACE FUNCTION lanes.skips_ahead(projection text, lane int)
+    RETURNS SETOF bigint
+    VOLATILE PARALLEL UNSAFE ROWS 1 LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    defined lanes.projection := lanes.find_projection(skips_ahead.projection);
+BEGIN
+    RETURN QUERY
+    SELECT s."position"
+    FROM lanes.skipped_event AS s
+    JOIN lanes.checkpoint AS c USING (projection, version)
+    WHERE s.projection = defined.name AND s.version = defined.version AND c.lane = skips_ahead.lane
+      AND (c.tick > 0 OR s."position" > c."position") AND s.event_type IS NULL
+    ORDER BY s."position";
 END
 $$;

@@ -356,6 +356,38 @@ fn after_a_start_a_kill_and_a_join_all_lanes_are_owned_evenly_and_at_rest() {
     assert!(looked <= 64, "{looked} looks for parked keys while 64 lanes had nothing to do");
 }
 
+/// A daemon that hangs gives no sign of life: when its leases have run out, others take its lanes in spite of their locks.
+#[test]
+fn lanes_of_a_daemon_that_hangs_are_taken_over() {
+    let cluster = Cluster::start();
+    let role = database(&cluster, true);
+    let daemon = || Daemon::on_table(&role, "shop.events", "postgres_connections = 1");
+    let (mut first, mut second) = (daemon(), daemon());
+    first.expect_errors();
+    second.expect_errors();
+    first.start();
+    second.start();
+    apply(&cluster, &first, 5);
+    wait_until("both have lanes", || shares(&cluster, 8) == [4, 4]);
+    second.signal("STOP");
+    wait_until("one is silent", || {
+        let alive = "SELECT count(*) FROM lanes.worker WHERE heartbeat_at > clock_timestamp() - interval '6 s'";
+        cluster.psql("app", alive) == "1"
+    });
+    let hung = cluster.psql("app", "SELECT worker FROM lanes.worker ORDER BY heartbeat_at LIMIT 1");
+    // Its leases end now.
+    cluster.psql(
+        "app",
+        &format!(
+            "UPDATE lanes.checkpoint SET lease = '1 s' WHERE owner = '{hung}';
+             UPDATE lanes.worker SET heartbeat_at = heartbeat_at - interval '1 min' WHERE worker = '{hung}'"
+        ),
+    );
+    wait_until("the other one has all", || shares(&cluster, 8) == [8]);
+    second.signal("CONT");
+    wait_until("both have lanes again", || shares(&cluster, 8) == [4, 4]);
+}
+
 /// A batch inserts no row before it has got a ticket.
 const TICKETS: &str = "
     CREATE TABLE ticket (id bigint GENERATED ALWAYS AS IDENTITY);

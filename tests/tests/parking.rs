@@ -1,7 +1,7 @@
 //! Events that cannot be applied: their keys are parked, later events of these wait in order, all other keys go on;
 //! retry, skip and block; what stops a lane instead. No event is ever dropped without a row (LANE-3, LANE-4).
 
-use e2e::cluster::Cluster;
+use e2e::cluster::{Cluster, wait_until};
 use e2e::daemon::Daemon;
 use serde_json::Value;
 
@@ -287,6 +287,13 @@ fn parked_limit_stops_the_lane() {
         status["lanes"].as_array().unwrap().iter().any(over)
     });
     assert_eq!(cluster.psql("app", "SELECT count(*) FROM lanes.parked_event"), "5");
+    // A retry that fails is a batch of the lane, too: Postgres knows after it why the lane stands.
+    daemon.run(&["dead-letters", "retry", "ledger", "a"]);
+    daemon.wait_for_log("parked key failed again");
+    daemon.wait_until("Postgres knows", || {
+        let stopped = "SELECT count(*) FROM lanes.status WHERE state = 'stopped' AND reason LIKE '%parked_limit is 5%'";
+        cluster.psql("app", stopped) == "1"
+    });
     // Raised in place: a policy changes no rows.
     let file = daemon.settings_path().with_file_name("projections.yaml");
     std::fs::write(&file, projections("{ dead_letter: true, parked_limit: 50, max_attempts: 1 }")).unwrap();
@@ -294,6 +301,148 @@ fn parked_limit_stops_the_lane() {
     assert!(said.contains("projection ledger changed: retry"), "{said}");
     applied(&daemon, 10);
     assert_eq!(cluster.psql("app", "SELECT count(*) FROM lanes.parked_event"), "9");
+}
+
+/// A daemon with a projection of one lane, so that all keys are its.
+fn daemon_with_one_lane(cluster: &Cluster, connection: &str, retry: &str) -> Daemon {
+    cluster.create_database("app");
+    let mut daemon = Daemon::new(Some(connection), "");
+    daemon.expect_errors();
+    daemon.start();
+    let file = daemon.settings_path().with_file_name("projections.yaml");
+    std::fs::write(&file, projections(retry).replace("lanes: 4", "lanes: 1")).unwrap();
+    daemon.run(&["apply", file.to_str().unwrap()]);
+    daemon
+}
+
+/// Only what is committed is held against a lane: nine keys that fail are parked, however often the batch is tried for
+/// another reason.
+#[test]
+fn keys_that_fail_are_counted_once_however_often_the_batch_is_tried() {
+    let cluster = Cluster::start();
+    let daemon =
+        daemon_with_one_lane(&cluster, &cluster.connection_string("app"), "{ dead_letter: true, max_attempts: 1 }");
+    cluster.psql(
+        "app",
+        "CREATE TABLE trouble (); INSERT INTO trouble DEFAULT VALUES; CREATE SEQUENCE tries;
+         CREATE FUNCTION stumble() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             IF EXISTS (SELECT FROM public.trouble) THEN
+                 PERFORM nextval('public.tries'); RAISE SQLSTATE '53100' USING MESSAGE = 'no room';
+             END IF;
+             RETURN NEW; END $$;
+         CREATE TRIGGER stumble BEFORE INSERT ON ledger FOR EACH ROW EXECUTE FUNCTION stumble()",
+    );
+    let bad = (0..9).map(|number| payment(&format!("a{number}"), "\"x\"", number, "null"));
+    let lines: Vec<String> = bad.chain([payment("good", "1", 9, "null")]).collect();
+    assert_eq!(daemon.post(&lines.join("\n"), &[]).unwrap().status, 200);
+    daemon.wait_until("it was tried five times", || {
+        cluster.psql("app", "SELECT last_value FROM tries").parse::<u32>().unwrap() >= 5
+    });
+    cluster.psql("app", "DELETE FROM trouble");
+    daemon.wait_until_applied(1, 11);
+    assert_eq!(cluster.psql("app", "SELECT count(*) FROM lanes.parked_key"), "9");
+    assert_eq!(cluster.psql("app", "SELECT account, amount FROM ledger"), "good|1");
+    assert!(!daemon.log().contains("too many events fail"));
+}
+
+/// An event whose statement is canceled again and again is parked like any that cannot be applied.
+#[test]
+fn a_statement_that_is_canceled_for_its_data_parks_its_key() {
+    let cluster = Cluster::start();
+    // For the daemon alone: what the test itself asks may take longer.
+    let connection = cluster.connection_string("app") + " options='-c statement_timeout=1s'";
+    let daemon = daemon_with_one_lane(&cluster, &connection, "{ dead_letter: true, max_attempts: 2, backoff: fixed }");
+    assert_eq!(daemon.post(&payment("a", "1", 1, "null"), &[]).unwrap().status, 200);
+    daemon.wait_until_applied(1, 2);
+    cluster.psql(
+        "app",
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             IF NEW.account = 'slow' THEN PERFORM pg_sleep(600); END IF; RETURN NEW; END $$;
+         CREATE TRIGGER slow BEFORE INSERT ON ledger FOR EACH ROW EXECUTE FUNCTION slow()",
+    );
+    let lines = [payment("slow", "1", 1, "null"), payment("b", "1", 2, "null")].join("\n");
+    assert_eq!(daemon.post(&lines, &[]).unwrap().status, 200);
+    daemon.wait_until_applied(1, 4);
+    assert_eq!(cluster.psql("app", "SELECT key, sqlstate FROM lanes.parked_key"), "slow|57014");
+    assert_eq!(cluster.psql("app", "SELECT account, amount FROM ledger ORDER BY 1"), "a|1\nb|1");
+}
+
+/// What stands behind the event at which a lane stops is read again when it goes on; nothing of it is put aside before.
+#[test]
+fn a_lane_that_stops_puts_nothing_aside_that_it_has_not_come_to() {
+    let cluster = Cluster::start();
+    let mut daemon =
+        daemon_with_one_lane(&cluster, &cluster.connection_string("app"), "{ dead_letter: true, max_attempts: 1 }");
+    cluster.psql("app", "ALTER TABLE ledger ADD CONSTRAINT small CHECK (last < 3)");
+    assert_eq!(daemon.post(&payment("a", "500", 5, "null"), &[]).unwrap().status, 200);
+    daemon.wait_until_applied(1, 2);
+    assert_eq!(cluster.psql("app", "SELECT key FROM lanes.parked_key"), "a");
+    // From now on the lane stops.
+    let file = daemon.settings_path().with_file_name("projections.yaml");
+    std::fs::write(&file, projections("{ dead_letter: false }").replace("lanes: 4", "lanes: 1")).unwrap();
+    daemon.run(&["apply", file.to_str().unwrap()]);
+    let blocks = || cluster.psql("app", "SELECT definition #>> '{retry,dead_letter}' FROM lanes.projection");
+    assert_eq!(blocks(), "false");
+    daemon.kill();
+    daemon.start();
+    let lines = [payment("b", "\"x\"", 1, "null"), payment("a", "1", 1, "null")].join("\n");
+    assert_eq!(daemon.post(&lines, &[]).unwrap().status, 200);
+    let failed = || cluster.psql("app", "SELECT failed_position FROM lanes.checkpoint");
+    daemon.wait_until("it stops", || !failed().is_empty());
+    assert_eq!(cluster.psql("app", "SELECT count(*) FROM lanes.parked_event"), "1");
+    cluster.psql("app", "ALTER TABLE ledger DROP CONSTRAINT small");
+    daemon.run(&["dead-letters", "retry", "ledger", "a"]);
+    daemon.wait_until("it is applied", || cluster.psql("app", "SELECT count(*) FROM lanes.parked_key") == "0");
+    daemon.run(&["dead-letters", "skip", "ledger", &failed(), "--reason", "test"]);
+    daemon.wait_until("all is accounted for", || {
+        daemon.status()["lanes"][0]["position"] == daemon.status()["log"]["horizon"]
+    });
+    assert_eq!(cluster.psql("app", "SELECT account, amount FROM ledger"), "a|501");
+}
+
+/// A key is parked, and the lane cannot read right after it which keys are: what comes then waits all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_overtakes_a_parked_event_while_the_list_of_parked_keys_cannot_be_read() {
+    let cluster = Cluster::start();
+    let daemon = tokio::task::block_in_place(|| {
+        daemon_with_one_lane(&cluster, &cluster.connection_string("app"), "{ dead_letter: true, max_attempts: 1 }")
+    });
+    // A batch waits here, when all that it does is done but the commit.
+    cluster.psql(
+        "app",
+        "CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             PERFORM pg_advisory_xact_lock_shared(4711); RETURN NULL; END $$;
+         CREATE TRIGGER gate AFTER UPDATE ON lanes.checkpoint FOR EACH ROW WHEN (NEW.position > OLD.position)
+             EXECUTE FUNCTION gate()",
+    );
+    let post = |amount: &str| assert_eq!(daemon.post(&payment("a", amount, 1, "null"), &[]).unwrap().status, 200);
+    tokio::task::block_in_place(|| {
+        post("1");
+        daemon.wait_until_applied(1, 2);
+    });
+    let (gate, table, watcher) =
+        (cluster.connect("app").await, cluster.connect("app").await, cluster.connect("app").await);
+    gate.batch_execute("SELECT pg_advisory_lock(4711)").await.unwrap();
+    tokio::task::block_in_place(|| post("\"x\""));
+    wait_until(&watcher, "EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)").await;
+    let locked = tokio::spawn(async move {
+        table.batch_execute("BEGIN; LOCK TABLE lanes.parked_key IN ACCESS EXCLUSIVE MODE").await.unwrap();
+        table
+    });
+    let waits = "EXISTS (SELECT FROM pg_locks WHERE relation = 'lanes.parked_key'::regclass AND NOT granted)";
+    wait_until(&watcher, waits).await;
+    gate.batch_execute("SELECT pg_advisory_unlock(4711)").await.unwrap();
+    let table = locked.await.unwrap();
+    tokio::task::block_in_place(|| {
+        post("10");
+        post("100");
+        daemon.wait_for_log("55P03");
+    });
+    table.batch_execute("ROLLBACK").await.unwrap();
+    tokio::task::block_in_place(|| daemon.wait_until_applied(1, 5));
+    assert_eq!(cluster.psql("app", "SELECT account, amount FROM ledger"), "a|1");
+    let order = "SELECT string_agg(position::text, ',' ORDER BY position) FROM lanes.parked_event";
+    assert_eq!(cluster.psql("app", order), "3,4,5");
 }
 
 /// Deadlocks, lock timeouts and canceled statements pass: the batch is tried again, and nobody is parked.
@@ -368,4 +517,39 @@ fn parking_survives_crashes_in_every_phase() {
         "SELECT count(*) FILTER (WHERE amount = 120), count(*) FILTER (WHERE amount = 119), min(last) FROM ledger";
     assert_eq!(cluster.psql("app", rows), "18|2|11");
     assert_eq!(cluster.psql("app", "SELECT count(*) FROM lanes.skipped_event"), "2");
+}
+
+/// Whoever lets go of a projection waits for the batch that runs, though that wants rows which refer to the projection.
+#[tokio::test(flavor = "multi_thread")]
+async fn forgetting_a_projection_and_a_batch_that_parks_do_not_wait_for_each_other() {
+    let cluster = Cluster::start();
+    let mut daemon = tokio::task::block_in_place(|| daemon(&cluster, "app", "{ dead_letter: true }"));
+    assert!(daemon.stop().success());
+    let worker = cluster.connect("app").await;
+    let claim =
+        "SELECT c.lane, c.epoch, l.log_id::text FROM lanes.log AS l, lanes.claim('ledger', 'test', l.log_id) AS c";
+    let row = worker.query_one(claim, &[]).await.unwrap();
+    let (lane, epoch, log): (i32, i64, String) = (row.get(0), row.get(1), row.get(2));
+    let begin = format!("BEGIN; SELECT lanes.begin_batch('ledger', {lane}, {epoch}, '{log}')");
+    worker.batch_execute(&begin).await.unwrap();
+    let forgotten = std::thread::scope(|scope| {
+        let forgotten = scope.spawn(|| daemon.output(&["forget", "ledger"]));
+        daemon.wait_until("it waits for the batch", || {
+            let waits =
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%DELETE%'";
+            cluster.psql("app", waits) == "1"
+        });
+        let park = format!(
+            "SELECT lanes.park('ledger', {lane}, {epoch}, '{{0}}', '{{a}}', '{{1}}', '{{PAID}}', '{{a}}', '{{0}}', ARRAY['{{}}'],
+                 '{{23514}}', '{{refused}}', NULL);
+             SELECT lanes.commit_batch('ledger', {lane}, {epoch}, 1); COMMIT"
+        );
+        let runtime = tokio::runtime::Handle::current();
+        tokio::task::block_in_place(|| runtime.block_on(worker.batch_execute(&park))).unwrap();
+        forgotten.join().unwrap()
+    });
+    assert!(forgotten.status.success(), "{forgotten:?}");
+    let left = "SELECT (SELECT count(*) FROM lanes.projection), (SELECT count(*) FROM lanes.parked_key),
+        (SELECT count(*) FROM lanes.parked_event)";
+    assert_eq!(cluster.psql("app", left), "0|0|0");
 }

@@ -43,7 +43,8 @@ impl Session<'_> {
     pub(super) async fn apply(&mut self, lane: &mut Owned, events: &[&PlacedEvent], to: Place) -> Result<(), Failure> {
         let known = Arc::clone(&lane.known);
         let rules = known.rules.as_ref().map_err(|reason| Failure::Permanent(reason.clone()))?;
-        let mut in_parts = lane.in_parts || !lane.parked.is_empty();
+        // A statement that is canceled again and again is canceled for its data: in parts it is found which.
+        let mut in_parts = lane.in_parts || !lane.parked.is_empty() || lane.failures >= rules.policy.max_attempts;
         if !in_parts && to > lane.place {
             match self.apply_at_once(lane, rules, events, to).await {
                 Err(Failure::InParts(_)) => {
@@ -171,6 +172,8 @@ impl Session<'_> {
         drop(timed);
         moved?;
         committed?;
+        // commit_batch has taken back what Postgres was told.
+        lane.recorded = None;
         if to > lane.place {
             lane.place = to;
             lane.scanned_to = lane.scanned_to.max(to);

@@ -40,7 +40,7 @@ struct Routes {
 
 impl Routed {
     /// What was read of a log after a place.
-    fn new(log_id: Option<Uuid>, after: Place, chunk: Chunk) -> Routed {
+    pub(super) fn new(log_id: Option<Uuid>, after: Place, chunk: Chunk) -> Routed {
         let bytes = chunk.events.iter().map(|placed| placed.event.size_bytes()).sum();
         Routed { log_id, after, chunk, bytes, routes: Mutex::default() }
     }
@@ -71,6 +71,8 @@ pub struct Delivery {
     lane: u32,
     /// Of the lane's places.
     range: Range<usize>,
+    /// Everything of the lane up to this place was in the delivery before it.
+    pub after: Place,
     /// Everything of the lane up to this place is in this delivery or before it.
     pub scanned_to: Place,
 }
@@ -83,7 +85,7 @@ impl Delivery {
         let up_to = |place: Place| places.partition_point(|at| chunk.chunk.events[*at as usize].place <= place);
         let range = up_to(after)..up_to(until.max(after));
         let scanned_to = chunk.chunk.scanned_to.min(until);
-        Delivery { chunk: Arc::clone(chunk), routes, lane, range, scanned_to }
+        Delivery { chunk: Arc::clone(chunk), routes, lane, range, after, scanned_to }
     }
 
     fn places(&self) -> &[u32] {

@@ -66,6 +66,8 @@ pub enum Attachment {
 
 #[derive(Debug)]
 struct Attached {
+    /// The ownership that it is attached under: a worker may not know yet that another one has the lane now.
+    epoch: i64,
     known: Arc<Known>,
     queue: VecDeque<Delivery>,
     wake: Arc<Notify>,
@@ -94,23 +96,28 @@ impl Dispatcher {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a lane whose checkpoint is `place` take part; `wake` is notified when there is something for it.
+    /// Lets a lane, owned in `epoch`, whose checkpoint is `place` take part; `wake` is notified when there is something for
+    /// it. One that is attached in a later epoch stays as it is.
     pub fn attach(
         &self,
         id: &LaneId,
+        epoch: i64,
         known: &Arc<Known>,
         place: Place,
         wake: &Arc<Notify>,
         source: &Source,
     ) -> Attachment {
         let mut state = self.state();
+        if state.lanes.get(id).is_some_and(|present| present.epoch > epoch) {
+            return Attachment::Behind;
+        }
         if state.lanes.is_empty() {
             state.place = place;
         }
         if state.place > place && source.lag(place) > source.lag(state.place).saturating_add(JOIN_DISTANCE) {
             return Attachment::Behind;
         }
-        let lane = Attached { known: Arc::clone(known), queue: VecDeque::new(), wake: Arc::clone(wake) };
+        let lane = Attached { epoch, known: Arc::clone(known), queue: VecDeque::new(), wake: Arc::clone(wake) };
         state.lanes.insert(id.clone(), lane);
         let read_alone_to = state.place.max(place);
         drop(state);
@@ -118,17 +125,21 @@ impl Dispatcher {
         Attachment::Attached { read_alone_to }
     }
 
-    /// Takes a lane out; what is queued for it is dropped.
-    pub fn detach(&self, id: &LaneId) {
-        self.state().lanes.remove(id);
+    /// Takes a lane out that is attached in this epoch; what is queued for it is dropped.
+    pub fn detach(&self, id: &LaneId, epoch: i64) {
+        let mut state = self.state();
+        if state.lanes.get(id).is_some_and(|present| present.epoch == epoch) {
+            state.lanes.remove(id);
+        }
+        drop(state);
         self.changed.notify_all();
     }
 
     /// Takes deliveries of an attached lane until they hold `maximum_events`, at least one if there is one. None if the
-    /// lane is not attached (any more).
-    pub fn take(&self, id: &LaneId, maximum_events: usize) -> Option<Vec<Delivery>> {
+    /// lane is not attached (any more) in this epoch.
+    pub fn take(&self, id: &LaneId, epoch: i64, maximum_events: usize) -> Option<Vec<Delivery>> {
         let mut state = self.state();
-        let queue = &mut state.lanes.get_mut(id)?.queue;
+        let queue = &mut state.lanes.get_mut(id).filter(|present| present.epoch == epoch)?.queue;
         // The reader waits for no other: with a thousand lanes it would look at all of them a thousand times.
         let was_full = queue.len() >= QUEUE_CHUNKS;
         let mut taken = Vec::new();
@@ -264,7 +275,38 @@ impl Dispatcher {
 
 #[cfg(test)]
 mod tests {
+    use super::super::catalog::known;
+    use super::super::chunks::Routed;
+    use super::super::source::Chunk;
     use super::*;
+    use crate::log::horizon::Horizon;
+
+    /// A worker that has lost its session notices it late. What is queued is for the one that has the lane now.
+    #[test]
+    fn who_had_the_lane_before_takes_nothing_of_its_successor() {
+        let source = Source::Files {
+            log_id: uuid::Uuid::nil(),
+            directory: std::path::PathBuf::new(),
+            horizon: Arc::new(Horizon::new(100)),
+            floor: Box::new(|| 0),
+        };
+        let (dispatcher, known, wake) = (Dispatcher::default(), known(1, 1), Arc::new(Notify::new()));
+        let id = LaneId { projection: "p".into(), lane: 0 };
+        let attach = |epoch| dispatcher.attach(&id, epoch, &known, Place::at(0), &wake, &source);
+        assert_eq!(attach(1), Attachment::Attached { read_alone_to: Place::at(0) });
+        assert_eq!(attach(2), Attachment::Attached { read_alone_to: Place::at(0) });
+        let chunk = Arc::new(Routed::new(None, Place::at(0), Chunk { events: Vec::new(), scanned_to: Place::at(100) }));
+        let delivery = Delivery::select(&chunk, &known, 0, Place::at(0), Place::at(100));
+        drop(dispatcher.deliver(dispatcher.state(), Place::at(0), vec![(id.clone(), delivery)]));
+        assert!(dispatcher.take(&id, 1, 10).is_none());
+        dispatcher.detach(&id, 1);
+        assert_eq!(attach(1), Attachment::Behind);
+        let taken = dispatcher.take(&id, 2, 10).expect("it is attached");
+        assert_eq!(
+            taken.iter().map(|taken| (taken.after, taken.scanned_to)).collect::<Vec<_>>(),
+            [(Place::at(0), Place::at(100))]
+        );
+    }
 
     #[test]
     fn the_reader_waits_while_one_full_queue_after_the_other_is_emptied_and_no_longer() {

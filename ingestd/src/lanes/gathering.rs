@@ -48,7 +48,7 @@ impl Session<'_> {
         lane.retry_at = None;
         if lane.parked_unread || (lane.parked_at <= now && !lane.parked.is_empty()) {
             lane.parked_at = now + PARKED_INTERVAL;
-            self.read_parked(lane).await?;
+            self.read_parked(lane).await.map_err(Failure::of_parts)?;
         }
         let shared = self.shared;
         if !lane.parked.is_empty() {
@@ -61,6 +61,15 @@ impl Session<'_> {
             return self.wait_at_stop(lane).await;
         }
         let deliveries = self.gather(lane).await?;
+        // Nothing may be passed over, whoever is at fault: then it is read again (LANE-4).
+        let mut reached = lane.scanned_to;
+        for delivery in &deliveries {
+            if delivery.after > reached {
+                lane.reset(&shared.dispatcher);
+                return Ok(true);
+            }
+            reached = reached.max(delivery.scanned_to);
+        }
         let gathered = !deliveries.is_empty();
         let scanned_to = deliveries.iter().map(|delivery| delivery.scanned_to).max().unwrap_or(lane.scanned_to);
         let before = lane.scanned_to;
@@ -121,7 +130,7 @@ impl Session<'_> {
             return Ok(false);
         };
         if lane.attached.take().is_some() {
-            self.shared.dispatcher.detach(&lane.id);
+            self.shared.dispatcher.detach(&lane.id, lane.epoch);
         }
         if !std::mem::replace(&mut lane.paused, true) {
             self.shared.board.set(&lane.id, LaneState::Paused, Some(reason.clone()));
@@ -160,7 +169,14 @@ impl Session<'_> {
             return self.gather_scheduled(lane, Duration::from_millis(every_ms)).await;
         }
         if lane.attached.is_none() {
-            match shared.dispatcher.attach(&lane.id, &lane.known, lane.scanned_to, &self.wake, &shared.source) {
+            match shared.dispatcher.attach(
+                &lane.id,
+                lane.epoch,
+                &lane.known,
+                lane.scanned_to,
+                &self.wake,
+                &shared.source,
+            ) {
                 Attachment::Attached { read_alone_to } => {
                     lane.attached = Some(read_alone_to);
                     shared.board.set(&lane.id, LaneState::Running, None);
@@ -172,7 +188,7 @@ impl Session<'_> {
         if alone_to > lane.scanned_to {
             return self.read_alone(lane, alone_to).await;
         }
-        match shared.dispatcher.take(&lane.id, shared.batch_events) {
+        match shared.dispatcher.take(&lane.id, lane.epoch, shared.batch_events) {
             Some(deliveries) => Ok(deliveries),
             None => {
                 lane.attached = None;
@@ -204,7 +220,7 @@ impl Session<'_> {
     async fn gather_scheduled(&self, lane: &mut Owned, every: Duration) -> Result<Vec<Delivery>, Failure> {
         let (shared, now) = (self.shared, Instant::now());
         if lane.attached.take().is_some() {
-            shared.dispatcher.detach(&lane.id);
+            shared.dispatcher.detach(&lane.id, lane.epoch);
         }
         if lane.run_to.is_none() && lane.run_at <= now {
             lane.run_to = Some(shared.source.horizon());

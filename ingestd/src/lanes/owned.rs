@@ -99,7 +99,7 @@ impl Owned {
 
     /// Forgets what was gathered beyond the checkpoint: it is read again.
     pub(super) fn reset(&mut self, dispatcher: &Dispatcher) {
-        dispatcher.detach(&self.id);
+        dispatcher.detach(&self.id, self.epoch);
         (self.attached, self.flush_at, self.batch_at) = (None, None, None);
         self.waiting.clear();
         self.waiting_bytes = 0;
@@ -110,7 +110,7 @@ impl Owned {
     pub(super) fn follow(&mut self, known: &Arc<Known>, dispatcher: &Dispatcher) {
         if known.map_version != self.known.map_version {
             self.reset(dispatcher);
-            (self.stop, self.in_parts, self.parked_unread) = (None, true, true);
+            (self.stop, self.in_parts, self.parked_unread, self.recorded) = (None, true, true, None);
         }
         self.known = Arc::clone(known);
     }

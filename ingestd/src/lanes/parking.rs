@@ -179,6 +179,8 @@ impl Session<'_> {
         keys.extend(views.iter().map(|view| rules.parking_place(view, slots)));
 
         let mut outcome = Outcome::default();
+        // A try that is not committed does not count.
+        let mut in_a_row = lane.failed_in_a_row;
         let mut noted = HashSet::new();
         let mut stop: Option<(Place, Reason)> = None;
         // Parts still to do, the next one last.
@@ -233,31 +235,34 @@ impl Session<'_> {
                     break 'parts;
                 }
                 OnError::Skip => {
-                    lane.failed_in_a_row += 1;
+                    in_a_row += 1;
                     outcome.skipped.push((placed, place.1, Some(reason)));
                 }
                 OnError::Park => {
-                    lane.failed_in_a_row += 1;
+                    in_a_row += 1;
                     outcome.parked.push((placed, place.clone(), Some(reason)));
                     outcome.failed.insert(place);
                 }
             }
             if outcome.applied > 0 {
-                lane.failed_in_a_row = 0;
+                in_a_row = 0;
             }
-            self.check_breaker(lane, &keys, &outcome)?;
+            check_breaker(in_a_row, &keys, &outcome)?;
         }
         let to = stop.as_ref().map_or(to, |(place, _)| place.before());
+        // What lies beyond comes again.
+        outcome.parked.retain(|(placed, ..)| placed.place <= to);
+        outcome.skipped.retain(|(placed, ..)| placed.place <= to);
         self.record(lane, rules, &outcome).await?;
+        // Until they were read again: later events of these keys have to wait from now on (LANE-3).
+        lane.parked_unread |= !outcome.failed.is_empty();
         if to > lane.place || !outcome.parked.is_empty() || !outcome.skipped.is_empty() {
             let done = events.iter().take_while(|placed| placed.place <= to).copied().collect::<Vec<_>>();
             self.commit(lane, to.max(lane.place), Tally::of(&done, outcome.skipped_null_key)).await?;
         } else {
             self.client.roll_back().await?;
         }
-        if outcome.applied > 0 {
-            lane.failed_in_a_row = 0;
-        }
+        lane.failed_in_a_row = if outcome.applied > 0 { 0 } else { in_a_row };
         if !outcome.failed.is_empty() {
             for (placed, (_, key), reason) in &outcome.parked {
                 if let Some(reason) = reason {
@@ -276,29 +281,6 @@ impl Session<'_> {
             None => Ok(()),
             Some((place, reason)) => Err(Failure::AtEvent(place.position, reason.text)),
         }
-    }
-
-    fn check_breaker(&self, lane: &Owned, keys: &[ParkedKey], outcome: &Outcome<'_>) -> Result<(), Failure> {
-        let failed = outcome.failed.len();
-        let latest = outcome.parked.iter().rev().find_map(|(_, _, reason)| reason.as_ref());
-        let latest = latest.or_else(|| outcome.skipped.last().and_then(|(_, _, reason)| reason.as_ref()));
-        let latest = latest.map_or("", |reason| reason.text.as_str());
-        if failed > MANY_KEYS {
-            let all: HashSet<&ParkedKey> = keys.iter().collect();
-            if failed * 10 > all.len() {
-                return Err(Failure::Permanent(format!(
-                    "too many keys fail: {failed} of the {} keys of one transaction, so nothing of it is parked; the latest: {latest}",
-                    all.len()
-                )));
-            }
-        }
-        if lane.failed_in_a_row > MANY_IN_A_ROW {
-            return Err(Failure::Permanent(format!(
-                "too many events fail: {} in a row without one that could be applied; the latest: {latest}",
-                lane.failed_in_a_row
-            )));
-        }
-        Ok(())
     }
 
     /// Applies events of a batch under a savepoint. Gives how many had no key.
@@ -563,6 +545,30 @@ impl Session<'_> {
         }
         self.read_parked(lane).await
     }
+}
+
+/// Tells a bad deploy from bad data, by the keys and the events that fail.
+fn check_breaker(in_a_row: u32, keys: &[ParkedKey], outcome: &Outcome<'_>) -> Result<(), Failure> {
+    let failed = outcome.failed.len();
+    let latest = outcome.parked.iter().rev().find_map(|(_, _, reason)| reason.as_ref());
+    let latest = latest.or_else(|| outcome.skipped.last().and_then(|(_, _, reason)| reason.as_ref()));
+    let latest = latest.map_or("", |reason| reason.text.as_str());
+    if failed > MANY_KEYS {
+        let all: HashSet<&ParkedKey> = keys.iter().collect();
+        if failed * 10 > all.len() {
+            return Err(Failure::Permanent(format!(
+                "too many keys fail: {failed} of the {} keys of one transaction, so nothing of it is parked; the latest: {latest}",
+                all.len()
+            )));
+        }
+    }
+    if in_a_row > MANY_IN_A_ROW {
+        return Err(Failure::Permanent(format!(
+            "too many events fail: {} in a row without one that could be applied; the latest: {latest}",
+            in_a_row
+        )));
+    }
+    Ok(())
 }
 
 /// Why a part's rows could not be written.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::error::Error as _;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::{Client, Config, Error, NoTls, Statement};
@@ -70,13 +71,21 @@ impl Deref for Connection {
 
 /// A connection that is driven by a task of its own.
 ///
-/// `application` becomes `application_name`. The session trusts no search_path and waits at most 5 s for a lock.
+/// `application` becomes `application_name`. The session trusts no search_path and waits at most 5 s for a lock. A server that
+/// is gone without a word is noticed within half a minute, unless the settings say something else.
 ///
 /// # Errors
 /// What Postgres or the network says.
 pub async fn connect(config: &Config, application: &str) -> Result<Connection, Error> {
     let mut config = config.clone();
-    config.application_name(application).connect_timeout(std::time::Duration::from_secs(10));
+    config.application_name(application).connect_timeout(Duration::from_secs(10));
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(Duration::from_secs(30));
+    }
+    // What the library has if nothing is said.
+    if config.get_keepalives_idle() == Duration::from_secs(2 * 60 * 60) {
+        config.keepalives_idle(Duration::from_secs(10));
+    }
     let (client, connection) = config.connect(NoTls).await?;
     tokio::spawn(async move {
         // The client sees the same error at its next statement.

@@ -57,7 +57,7 @@ impl Session<'_> {
         }
         for index in gone.into_iter().rev() {
             let lane = self.lanes.swap_remove(index);
-            dispatcher.detach(&lane.id);
+            dispatcher.detach(&lane.id, lane.epoch);
             tracing::info!(projection = %lane.id.projection, lane = lane.id.lane, "the lane has no slots any more");
             self.give_up(&lane).await?;
         }
@@ -123,9 +123,15 @@ impl Session<'_> {
             owned.map_at_least = known.map_version + 1;
             self.shared.refresh.notify_one();
         }
+        // A lane that it had here in an earlier epoch, without having noticed that it was lost.
+        self.lanes.retain(|lane| lane.id != owned.id);
         let floor = Place::at(self.shared.source.floor());
-        if place == Place::default() && epoch == 1 && floor > place {
-            self.begin_at(&mut owned, floor).await.map_err(Failure::into_reason)?;
+        if place == Place::default() && floor > place && self.never_moved(&owned).await? {
+            let begun = self.begin_at(&mut owned, floor).await.map_err(Failure::into_reason);
+            if let Err(reason) = begun {
+                self.shared.board.set(&owned.id, LaneState::Unowned, Some(reason.clone()));
+                return Err(reason);
+            }
         } else if let Some(reason) = self.shared.source.out_of_place(place) {
             owned.halted = true;
             self.stand_still(&mut owned, LaneState::Stopped, &reason, None).await?;
@@ -134,9 +140,25 @@ impl Session<'_> {
         Ok(true)
     }
 
-    /// Gives a lane up, with its checkpoint where the scan is.
-    async fn release(&mut self, mut lane: Owned) -> Result<(), String> {
-        self.shared.dispatcher.detach(&lane.id);
+    /// Whether nobody has worked on a lane yet.
+    async fn never_moved(&self, lane: &Owned) -> Result<bool, String> {
+        let statement = "SELECT moved_at IS NULL FROM lanes.checkpoint
+                         WHERE projection = $1 AND version = 1 AND lane = $2";
+        let parameters: [&(dyn ToSql + Sync); 2] = [&&*lane.id.projection, &(lane.id.lane as i32)];
+        let row = self.client.query_opt(statement, &parameters).await.map_err(|error| describe(&error))?;
+        Ok(row.is_some_and(|row| row.get(0)))
+    }
+
+    /// Gives a lane up, with its checkpoint where the scan is. Whatever becomes of that, it is not this worker's any more.
+    async fn release(&mut self, lane: Owned) -> Result<(), String> {
+        let id = lane.id.clone();
+        let released = self.flush_and_give_up(lane).await;
+        self.shared.board.set(&id, LaneState::Unowned, released.as_ref().err().cloned());
+        released
+    }
+
+    async fn flush_and_give_up(&mut self, mut lane: Owned) -> Result<(), String> {
+        self.shared.dispatcher.detach(&lane.id, lane.epoch);
         if let Some(first) = lane.waiting.first() {
             // They are read again by the next owner.
             lane.scanned_to = first.place.before();
@@ -148,9 +170,7 @@ impl Session<'_> {
                 return Ok(());
             }
         }
-        self.give_up(&lane).await?;
-        self.shared.board.set(&lane.id, LaneState::Unowned, None);
-        Ok(())
+        self.give_up(&lane).await
     }
 
     /// Lets go of a lane, or of what is left of it if somebody else owns it already.

@@ -109,7 +109,7 @@ pub async fn run(shared: Arc<Shared>, ordinal: u32, mut news: News, mut stop: wa
                     tracing::warn!(worker = ordinal, "connection to Postgres lost: {reason}");
                 }
                 for lane in session.lanes {
-                    shared.dispatcher.detach(&lane.id);
+                    shared.dispatcher.detach(&lane.id, lane.epoch);
                     shared.board.set(&lane.id, LaneState::Unowned, reason.clone());
                 }
             }

@@ -31,7 +31,8 @@ GRANT EXECUTE ON FUNCTION lanes.claim, lanes.claim_batch, lanes.take_lane, lanes
     lanes.stop_lane, lanes.hold_lane, lanes.stop_at_event, lanes.parked_keys, lanes.parked_events, lanes.park, lanes.unpark, lanes.skip_failed,
     lanes.skips_ahead, lanes.lock_lane, lanes.take_lane_lock, lanes.give_up_lane_lock TO golden_worker;
 -- Workers also tick, and change the map when the lanes that a change involves have come to their stop:
-GRANT UPDATE ON lanes.projection, lanes.log TO golden_worker;
+GRANT UPDATE (slot_lanes, slots, lanes, map_version) ON lanes.projection TO golden_worker;
+GRANT UPDATE (horizon, horizon_time, horizon_event_time, reported_at) ON lanes.log TO golden_worker;
 GRANT INSERT ON lanes.checkpoint TO golden_worker;
 GRANT DELETE ON lanes.reshaping TO golden_worker;
 GRANT INSERT, DELETE ON lanes.tick TO golden_worker;
