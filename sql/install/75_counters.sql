@@ -1,8 +1,10 @@
 -- Sharded counters: a table with several rows a key, functions that add to one of them, and a view of the totals.
 --
 -- The table, its view and its functions are the user's: nothing here owns or remembers them. What the other functions
--- must know of a counter stands in its own constraints. Any row of a key may be negative or absent; only the sum means
--- something, so floors and ceilings are the view's. Every statement takes row locks in the order of the primary key.
+-- must know of a counter stands in its own constraints. The check of shard_id names the number of shards, but lets through
+-- any that a counter could ever have had: a call that chose its row before the number was lowered still writes it. Any row
+-- of a key may be negative or absent; only the sum means something, so floors and ceilings are the view's. Every statement
+-- takes row locks in the order of the primary key.
 
 CREATE FUNCTION lanes.counter_parts(counter regclass, OUT schema_name name, OUT table_name name, OUT constraint_name name,
                                     OUT keys name[], OUT counters name[], OUT shards int)
@@ -62,6 +64,8 @@ DECLARE
     parts     record;
     types     text[];
     reserved  int;
+    -- A name may contain any quote that could be known, and whoever owns the table has chosen the names.
+    quote     CONSTANT text := '$b' || pg_catalog.replace(pg_catalog.gen_random_uuid()::text, '-', '') || '$';
     -- What a call adds when it does not say: one, if there is only one thing to count.
     standard  int;
     place     text;
@@ -73,6 +77,8 @@ DECLARE
     arrays    text[] := '{}'::text[];
     checks    text := '';
     added     text;
+    -- Those of the two that are not there yet.
+    made      text[];
 BEGIN
     parts := lanes.counter_parts(write_counter_functions.counter);
     SELECT pg_catalog.array_agg(pg_catalog.format_type(a.atttypid, a.atttypmod) ORDER BY u.place) INTO types
@@ -83,6 +89,8 @@ BEGIN
     add := pg_catalog.format('%I.%I', parts.schema_name, parts.table_name || '_add');
     add_many := pg_catalog.format('%I.%I', parts.schema_name, parts.table_name || '_add_many');
     place := pg_catalog.format('%I.%I', parts.schema_name, parts.table_name);
+    made := ARRAY(
+        SELECT f.name FROM pg_catalog.unnest(ARRAY[add, add_many]) AS f (name) WHERE pg_catalog.to_regproc(f.name) IS NULL);
 
     -- Process ids are given out one after another, so sessions that start together get shards of their own.
     shard := CASE write_counter_functions.spread
@@ -127,7 +135,7 @@ BEGIN
             || CASE WHEN item.standard IS NULL THEN '' ELSE ' DEFAULT NULL' END);
     END LOOP;
 
-    EXECUTE pg_catalog.format($template$
+    EXECUTE pg_catalog.format(pg_catalog.replace($template$
 CREATE OR REPLACE FUNCTION %1$s(%2$s, spread text DEFAULT NULL) RETURNS void
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $body$
@@ -140,7 +148,7 @@ BEGIN%3$s%8$s
     DO UPDATE SET %11$s, bumps = c.bumps + 1, bumped_at = EXCLUDED.bumped_at;
 END
 $body$
-$template$,
+$template$, '$body$', quote),
         add, pg_catalog.array_to_string(arguments, ', '), checks, place,
         (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(k.name), ', ') FROM pg_catalog.unnest(parts.keys) AS k (name)),
         (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(n.name), ', ') FROM pg_catalog.unnest(parts.counters) AS n (name)),
@@ -151,7 +159,7 @@ $template$,
         parts.constraint_name, added);
 
     -- One row a key, in the order of the keys, whatever order they came in: overlapping calls cannot deadlock.
-    EXECUTE pg_catalog.format($template$
+    EXECUTE pg_catalog.format(pg_catalog.replace($template$
 CREATE OR REPLACE FUNCTION %1$s(%2$s, spread text DEFAULT NULL) RETURNS void
     VOLATILE PARALLEL UNSAFE LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp
 AS $body$
@@ -175,7 +183,7 @@ BEGIN%3$s
     DO UPDATE SET %15$s, bumps = c.bumps + 1, bumped_at = EXCLUDED.bumped_at;
 END
 $body$
-$template$,
+$template$, '$body$', quote),
         add_many, pg_catalog.array_to_string(arrays, ', '), checks,
         (SELECT pg_catalog.string_agg(CASE WHEN i <= pg_catalog.cardinality(parts.keys)
                 THEN pg_catalog.format('pg_catalog.cardinality($%s) IS DISTINCT FROM pg_catalog.cardinality($1)', i)
@@ -196,8 +204,10 @@ $template$,
         (SELECT pg_catalog.string_agg(pg_catalog.format('k%s', i), ', ') FROM pg_catalog.generate_series(1, reserved - 1) AS i),
         parts.constraint_name, added);
 
-    -- Both write, so nobody has them unasked.
-    EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s, %s FROM PUBLIC', add, add_many);
+    -- Both write, so nobody has them unasked; what their owner granted since stays.
+    IF made <> '{}' THEN
+        EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', pg_catalog.array_to_string(made, ', '));
+    END IF;
     EXECUTE pg_catalog.format('COMMENT ON FUNCTION %s IS %L', add, pg_catalog.format(
         'Adds to one row of sharded counter %s, chosen by spread if given, else by %s',
         write_counter_functions.counter, write_counter_functions.spread));
@@ -318,7 +328,8 @@ BEGIN
     -- Half-filled pages, so that a row's next version finds room in its own page (HOT).
     EXECUTE pg_catalog.format(
         'CREATE TABLE %s (%s, bumps bigint NOT NULL DEFAULT 0, bumped_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(), '
-        'PRIMARY KEY (%s, shard_id), CONSTRAINT shard_id_range CHECK (shard_id >= 0 AND shard_id < %s)) WITH (fillfactor = 50)',
+        'PRIMARY KEY (%s, shard_id), CONSTRAINT shard_id_range CHECK (shard_id >= 0 AND (shard_id < %s OR shard_id < 4096))) '
+        'WITH (fillfactor = 50)',
         place, pg_catalog.array_to_string(columns, ', '),
         (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(k.name), ', ') FROM pg_catalog.unnest(keys) AS k (name)),
         create_sharded_counter_in.shards);
@@ -366,9 +377,10 @@ BEGIN
                 COALESCE(set_counter_shards.shards::text, 'null')),
             HINT = 'Every read adds up that many rows a key; suggest_shards says how many a rate of writes needs.';
     END IF;
-    -- Rows above the new number stay, and count, until their key is folded; so the check is for new rows only.
+    -- Rows above a lower number stay, and count, until their key is folded. Calls that wait for the table meanwhile have
+    -- chosen their row by the old number, and write it.
     EXECUTE pg_catalog.format('ALTER TABLE %s DROP CONSTRAINT shard_id_range, '
-        'ADD CONSTRAINT shard_id_range CHECK (shard_id >= 0 AND shard_id < %s) NOT VALID',
+        'ADD CONSTRAINT shard_id_range CHECK (shard_id >= 0 AND (shard_id < %s OR shard_id < 4096)) NOT VALID',
         set_counter_shards.counter, set_counter_shards.shards);
     PERFORM lanes.write_counter_functions(set_counter_shards.counter, set_counter_shards.spread);
 END
@@ -383,6 +395,7 @@ CREATE FUNCTION lanes.compact_counter(counter regclass, cold_after interval DEFA
 AS $$
 DECLARE
     parts   record;
+    writable_shards int;
     removed bigint;
 BEGIN
     parts := lanes.counter_parts(compact_counter.counter);
@@ -396,15 +409,19 @@ BEGIN
             MESSAGE = pg_catalog.format('most_keys must be at least 1, not %s', compact_counter.most_keys),
             HINT = 'It is how many keys one call folds; call again until it returns 0.';
     END IF;
+    -- The last number in the check; in counters of 0.3.0 and before it is the number of shards.
+    SELECT pg_catalog.substring(pg_catalog.pg_get_constraintdef(k.oid), '([0-9]+)[^0-9]*$')::int INTO writable_shards
+    FROM pg_catalog.pg_constraint AS k
+    WHERE k.conrelid = compact_counter.counter AND k.contype = 'c' AND k.conname = 'shard_id_range';
     -- Any set of locked rows of one key may be folded into one of them: the sum is the same. What somebody else has
     -- locked, or adds meanwhile, is passed over, so this never waits for a writer and cannot be part of a deadlock.
-    -- Sums that do not fit one row stay as they are; so do keys whose rows are all above a number of shards that was
-    -- lowered, until the next write gives them a row below it.
+    -- Sums that do not fit one row stay as they are; so do keys of which the check lets no row be written, and they are
+    -- not counted among the most keys, or those behind them would never be reached.
     EXECUTE pg_catalog.format($template$
 WITH cold AS (
     SELECT %1$s FROM %2$s AS c GROUP BY %1$s
     HAVING pg_catalog.count(*) > 1 AND pg_catalog.max(c.bumped_at) < pg_catalog.clock_timestamp() - $1
-        AND %7$s
+        AND pg_catalog.min(c.shard_id) < %6$s AND %7$s
     ORDER BY %1$s LIMIT $2
 ), locked AS MATERIALIZED (
     SELECT c.* FROM %2$s AS c JOIN cold AS o ON %3$s
@@ -425,7 +442,7 @@ SELECT pg_catalog.count(*) FROM removed$template$,
         (SELECT pg_catalog.string_agg(pg_catalog.format('c.%1$I = o.%1$I', k.name), ' AND ') FROM pg_catalog.unnest(parts.keys) AS k (name)),
         (SELECT pg_catalog.string_agg(pg_catalog.format('pg_catalog.sum(c.%1$I) AS %1$I', n.name), ', ') FROM pg_catalog.unnest(parts.counters) AS n (name)),
         (SELECT pg_catalog.string_agg(pg_catalog.format('%1$I = o.%1$I::bigint', n.name), ', ') FROM pg_catalog.unnest(parts.counters) AS n (name)),
-        parts.shards,
+        writable_shards,
         (SELECT pg_catalog.string_agg(pg_catalog.format('pg_catalog.sum(c.%I) BETWEEN -9223372036854775808 AND 9223372036854775807', n.name), ' AND ')
          FROM pg_catalog.unnest(parts.counters) AS n (name)))
     INTO removed USING compact_counter.cold_after, compact_counter.most_keys;

@@ -57,8 +57,13 @@ WITH argument AS (
     SELECT e.tgrelid, e.tgname, e.key::name AS key,
         pg_catalog.convert_from(pg_catalog.substring(e.rest, 1, e.second_end - 1), pg_catalog.getdatabaseencoding())::name AS shard_column,
         pg_catalog.convert_from(pg_catalog.substring(e.rest, e.second_end + 1, pg_catalog.length(e.rest) - e.second_end - 1),
-            pg_catalog.getdatabaseencoding())::int AS shards
+            pg_catalog.getdatabaseencoding()) AS number
     FROM ended AS e
+), numbered AS (
+    -- Anybody can make such a trigger on a table of his own, with any arguments.
+    SELECT m.tgrelid, m.tgname, m.key, m.shard_column,
+        CASE WHEN m.number ~ '^[1-9][0-9]{0,9}$' THEN CASE WHEN m.number::bigint <= 2147483647 THEN m.number::int END END AS shards
+    FROM named AS m
 )
 SELECT
     n.tgrelid::regclass AS source,
@@ -78,10 +83,11 @@ SELECT
     b.started_at,
     b.moved_at,
     n.tgname AS trigger_name
-FROM named AS n
+FROM numbered AS n
 LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = n.tgrelid AND a.attname = n.shard_column AND NOT a.attisdropped
 LEFT JOIN pg_catalog.pg_constraint AS k ON k.conrelid = n.tgrelid AND k.contype = 'c' AND k.conname = n.tgname
-LEFT JOIN lanes.shard_backfill AS b ON b.source::oid = n.tgrelid AND b.shard_column = n.shard_column;
+LEFT JOIN lanes.shard_backfill AS b ON b.source::oid = n.tgrelid AND b.shard_column = n.shard_column
+WHERE n.shards IS NOT NULL;
 COMMENT ON VIEW lanes.shard_columns IS 'Tables with a shard column that lanes.add_shard_column made, and how far each is';
 COMMENT ON COLUMN lanes.shard_columns.source IS 'The table';
 COMMENT ON COLUMN lanes.shard_columns.shard_column IS 'Its shard column';
@@ -280,6 +286,10 @@ DECLARE
     waiting   bigint := 0;
     filled    bigint := 0;
 BEGIN
+    -- First the table, then its row of shard_backfill, as drop_shard_column takes them: so the two cannot deadlock, and
+    -- who has the table alone sees the row of every backfill. Only now is it certain that the column is there.
+    EXECUTE pg_catalog.format('LOCK TABLE %s IN ROW EXCLUSIVE MODE', present.source);
+    present := lanes.find_shard_column(fill_shard_batch.source, fill_shard_batch.shard_column);
     INSERT INTO lanes.shard_backfill AS b (source, shard_column, file_node, blocks)
     VALUES (fill_shard_batch.source, fill_shard_batch.shard_column, pg_catalog.pg_relation_filenode(fill_shard_batch.source),
         -- Counted now, when every later row has its shard from the trigger.
@@ -446,6 +456,7 @@ BEGIN
             MESSAGE = pg_catalog.format('could not lock table %s within %s', present.source, drop_shard_column.lock_timeout),
             HINT = 'Some transaction uses it for longer. Try again when it has ended, or pass a longer lock_timeout, during which everybody else waits.';
     END IF;
+    -- No backfill has locked it: it would hold the table too.
     DELETE FROM lanes.shard_backfill AS b
     WHERE b.source = drop_shard_column.source AND b.shard_column = drop_shard_column.shard_column;
 END

@@ -209,6 +209,45 @@ async fn compaction_passes_over_rows_that_are_locked() {
     assert_eq!(cluster.psql("shop", "SELECT string_agg(n::text, ',' ORDER BY post) FROM likes_total"), "3,113,3");
 }
 
+/// Calls that chose their row and then waited for the table while the number of shards was lowered add to that row.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_wait_for_a_lower_number_of_shards_lose_nothing() {
+    const SESSIONS: i64 = 5;
+    let cluster = shop();
+    let (owner, watcher) = (cluster.connect("shop").await, cluster.connect("shop").await);
+    owner
+        .batch_execute("SELECT lanes.create_sharded_counter('likes', '{post int}', '{n}', shards => 8)")
+        .await
+        .unwrap();
+    owner.batch_execute("BEGIN; SELECT lanes.set_counter_shards('likes', 1)").await.unwrap();
+    // u1 to u5 are in shards 0, 5, 1, 5 and 6.
+    let mut adding = Vec::new();
+    for session in 1..=SESSIONS {
+        for add in ["likes_add(1, 10, $1)", "likes_add_many('{1,2}', '{100,1000}', $1)"] {
+            let client = cluster.connect("shop").await;
+            let statement = format!("SELECT {}", add.replace("$1", &format!("'u{session}'")));
+            adding.push(tokio::spawn(async move { client.batch_execute(&statement).await }));
+        }
+    }
+    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'likes'::regclass";
+    wait_until(&watcher, &format!("({waiting}) = {}", 2 * SESSIONS)).await;
+    owner.batch_execute("COMMIT").await.unwrap();
+    for call in adding {
+        call.await.unwrap().unwrap();
+    }
+    let totals = "SELECT string_agg(post || ' ' || n, ', ' ORDER BY post) FROM likes_total";
+    let expected = format!("1 {}, 2 {}", SESSIONS * 110, SESSIONS * 1000);
+    assert_eq!(cluster.psql("shop", totals), expected);
+    let rows = "SELECT string_agg(shard_id::text, ',' ORDER BY shard_id) FROM likes WHERE post = 1";
+    assert_eq!(cluster.psql("shop", rows), "0,1,5,6");
+    // From now on there is one row a key, and the others are folded into it.
+    cluster.psql("shop", "SELECT likes_add(3, 7, 'u2')");
+    assert_eq!(cluster.psql("shop", "SELECT shard_id FROM likes WHERE post = 3"), "0");
+    assert_eq!(cluster.psql("shop", "SELECT lanes.compact_counter('likes', '0 s')"), "6");
+    assert_eq!(cluster.psql("shop", "SELECT count(*), max(shard_id) FROM likes"), "3|0");
+    assert_eq!(cluster.psql("shop", totals), format!("{expected}, 3 7"));
+}
+
 /// Many bumps of one counter in one transaction: by a statement trigger there is one row version a statement and key.
 #[test]
 fn one_bump_a_statement_writes_few_versions() {

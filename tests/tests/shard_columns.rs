@@ -344,6 +344,51 @@ async fn a_backfill_whose_server_is_killed_goes_on() {
     within_an_hour(Cut::KillServer).await;
 }
 
+/// A column that is dropped in the middle of its backfill: the two take the table and the row of `lanes.shard_backfill` in
+/// the same order, so neither is a victim, and no row is left from which another backfill would go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropping_a_column_waits_for_the_batch_and_ends_the_backfill() {
+    let cluster = Cluster::start();
+    cluster.create_database("shop");
+    cluster.psql(
+        "shop",
+        "CREATE TABLE orders (id int PRIMARY KEY, key text NOT NULL);
+         INSERT INTO orders SELECT i, 'k' || i FROM generate_series(1, 2000) AS i;
+         CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             PERFORM pg_advisory_xact_lock_shared(4711); RETURN NULL; END $$;
+         CREATE TRIGGER gate AFTER UPDATE ON lanes.shard_backfill FOR EACH ROW EXECUTE FUNCTION gate()",
+    );
+    let watcher = cluster.connect("shop").await;
+    // First a batch that begins again, since the table was rewritten: it writes its row before it reads the table. Then
+    // the first batch of all, whose row nobody else sees before it ends.
+    for before in ["SELECT lanes.fill_shard_batch('orders', 'shard_id', 100); VACUUM FULL orders", ""] {
+        watcher.batch_execute("SELECT lanes.add_shard_column('orders', 'key', 4)").await.unwrap();
+        for statement in before.split_terminator("; ") {
+            watcher.batch_execute(statement).await.unwrap();
+        }
+        let gate = cluster.connect("shop").await;
+        gate.batch_execute("SELECT pg_advisory_lock(4711)").await.unwrap();
+        let (filler, dropper) = (cluster.connect("shop").await, cluster.connect("shop").await);
+        let (filler_id, dropper_id) = (process_id(&filler).await, process_id(&dropper).await);
+        let filling = in_background(filler, "CALL lanes.backfill_shard_column('orders', 100)");
+        let gate_id = process_id(&gate).await;
+        wait_until(&watcher, &format!("{gate_id} = ANY (pg_blocking_pids({filler_id}))")).await;
+        let dropping = in_background(dropper, "SELECT lanes.drop_shard_column('orders', lock_timeout => '10 min')");
+        wait_until(&watcher, &format!("{filler_id} = ANY (pg_blocking_pids({dropper_id}))")).await;
+        gate.batch_execute("SELECT pg_advisory_unlock(4711)").await.unwrap();
+
+        dropping.await.unwrap().expect("the column is dropped");
+        let ended = filling.await.unwrap().expect_err("there is no column to fill any more");
+        assert_eq!(ended.code(), Some(&SqlState::UNDEFINED_OBJECT), "{ended:?}");
+        assert_eq!(cluster.psql("shop", "SELECT count(*) FROM lanes.shard_backfill"), "0");
+    }
+    // Added once more, it is filled from the first row on.
+    cluster.psql("shop", "SELECT lanes.add_shard_column('orders', 'key', 4)");
+    cluster.psql("shop", "SET client_min_messages = warning; CALL lanes.backfill_shard_column('orders')");
+    assert_eq!(cluster.psql("shop", "SELECT count(*) FROM orders WHERE shard_id = shard(key, 4)"), "2000");
+    assert_eq!(cluster.psql("shop", "SELECT deadlocks FROM pg_stat_database WHERE datname = 'shop'"), "0");
+}
+
 /// SQL-1 and SQL-3: a dump holds the column with its trigger and check, and after DROP EXTENSION CASCADE the rows and the
 /// column are still there.
 #[test]

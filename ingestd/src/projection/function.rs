@@ -35,16 +35,26 @@ pub fn create_function_sql(query: &Query, projection: &Projection, schema: &str)
         .collect();
     // A required input that is null is no input: no row.
     let strict = !query.inputs.is_empty() && query.inputs.iter().all(|input| input.required);
+    let body = body(query, projection, schema);
+    let quote_mark = quote_mark(&body);
     format!(
         "CREATE OR REPLACE FUNCTION {}.{}({})\n    RETURNS TABLE ({})\n    STABLE{} PARALLEL SAFE LANGUAGE sql \
-         SECURITY INVOKER SET search_path = pg_catalog, pg_temp\nAS $query$\n{}\n$query$",
+         SECURITY INVOKER SET search_path = pg_catalog, pg_temp\nAS {quote_mark}\n{body}\n{quote_mark}",
         quote(schema),
         quote(&query.name),
         arguments.join(", "),
         columns.join(", "),
-        if strict { " STRICT" } else { "" },
-        body(query, projection, schema)
+        if strict { " STRICT" } else { "" }
     )
+}
+
+/// A dollar quote that does not occur in the text: literals and names of a definition may contain any.
+fn quote_mark(text: &str) -> String {
+    let mut mark = "$query$".to_owned();
+    while text.contains(&mark) {
+        mark.insert(mark.len() - 1, '_');
+    }
+    mark
 }
 
 fn argument(name: &str) -> String {
@@ -122,11 +132,16 @@ mod tests {
     use super::*;
     use lanes_core::projection::parse_document;
 
-    #[test]
-    fn the_example_gives_functions() {
+    fn example() -> serde_json::Value {
         let text = include_str!("../../../testdata/projections-example.yaml");
         let mut document: serde_json::Value = serde_saphyr::from_str(text).unwrap();
         document["projections"].as_object_mut().unwrap().remove("show_attendance_sharded");
+        document
+    }
+
+    #[test]
+    fn the_example_gives_functions() {
+        let mut document = example();
         let filters = &mut document["queries"]["venue_leaderboard"]["where"];
         filters["show_id"] = serde_json::json!({"ne": "'it''s'"});
         document["queries"]["venue_leaderboard"]["input"]["venue_id"]["required"] = false.into();
@@ -152,5 +167,19 @@ mod tests {
         );
         assert!(leaderboard.contains("(\"input_venue_id\" text DEFAULT NULL)"), "{leaderboard}");
         assert!(leaderboard.contains("\nORDER BY 3 DESC NULLS LAST\nLIMIT 20\n"), "{leaderboard}");
+    }
+
+    #[test]
+    fn no_literal_ends_the_function() {
+        for (literal, mark) in [("a$query$b", "$query_$"), ("$query_$query$; $query__$", "$query___$")] {
+            let mut document = example();
+            document["queries"]["venue_leaderboard"]["where"]["show_id"] =
+                serde_json::json!({"ne": format!("'{literal}'")});
+            let read = parse_document(&document).unwrap();
+            let statement = create_function_sql(&read.queries[1], &read.projections[0], "public");
+            assert!(statement.contains(&format!("E'{literal}'::text")), "{statement}");
+            assert!(statement.ends_with(&format!("\n{mark}")), "{statement}");
+            assert_eq!(statement.matches(mark).count(), 2, "{statement}");
+        }
     }
 }

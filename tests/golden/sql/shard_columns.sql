@@ -125,6 +125,17 @@ SELECT lanes.add_shard_column('own', 'id', 4);
 CALL lanes.backfill_shard_column('own');
 SELECT lanes.drop_shard_column('own');
 SELECT * FROM failure($$ SELECT lanes.add_shard_column('shop.runs', 'id', 4) $$) \gx
+-- Anybody can make a trigger like that of a shard column on a table of his own; the list is still read, and names what is one.
+CREATE TEMP TABLE decoy (a int NOT NULL, b int);
+CREATE TRIGGER word BEFORE INSERT ON decoy FOR EACH ROW EXECUTE FUNCTION lanes.set_shard_id('a', 'word', 'x');
+CREATE TRIGGER none BEFORE INSERT ON decoy FOR EACH ROW EXECUTE FUNCTION lanes.set_shard_id('a', 'none', '');
+CREATE TRIGGER zero BEFORE INSERT ON decoy FOR EACH ROW EXECUTE FUNCTION lanes.set_shard_id('a', 'zero', '0');
+CREATE TRIGGER large BEFORE INSERT ON decoy FOR EACH ROW EXECUTE FUNCTION lanes.set_shard_id('a', 'large', '2147483648');
+CREATE TRIGGER longer BEFORE INSERT ON decoy FOR EACH ROW EXECUTE FUNCTION lanes.set_shard_id('a', 'longer', '99999999999999999999');
+CREATE TRIGGER greatest BEFORE INSERT ON decoy FOR EACH ROW EXECUTE FUNCTION lanes.set_shard_id('a', 'greatest', '2147483647');
+SELECT shard_column, key, shards FROM lanes.shard_columns WHERE source = 'decoy'::regclass;
+SELECT count(shards) > 0 AS readable FROM lanes.shard_columns;
+DROP TABLE decoy;
 RESET ROLE;
 DROP OWNED BY golden_owner;
 DROP ROLE golden_owner;
