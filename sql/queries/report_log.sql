@@ -3,8 +3,7 @@
 -- $1 uuid: the log's id; $2 bigint: horizon; $3 bigint: time of storing at the horizon in milliseconds since 1970 UTC,
 -- null if the log is empty; $4 bigint: floor; $5 bigint: the time of the event at the horizon, likewise.
 INSERT INTO lanes.log (log_id, horizon, horizon_time, floor, reported_at, horizon_event_time)
-VALUES ($1, $2, pg_catalog.to_timestamp(($3::bigint / 1000.0)::double precision), $4, pg_catalog.clock_timestamp(),
-        pg_catalog.to_timestamp(($5::bigint / 1000.0)::double precision))
+VALUES ($1, $2, lanes.time_of($3), $4, pg_catalog.clock_timestamp(), lanes.time_of($5))
 ON CONFLICT (log_id) DO UPDATE
 SET horizon = EXCLUDED.horizon,
     horizon_time = EXCLUDED.horizon_time,

@@ -16,9 +16,6 @@ use super::parking::{EVENTS_IN_PARTS, WriteFailure, runs};
 use super::source::PlacedEvent;
 use super::worker::Session;
 
-/// The times that Postgres can hold and people can mean, in milliseconds: the years 1 to 9999.
-pub(super) const TIMES_MS: std::ops::RangeInclusive<i64> = -62_135_596_800_000..=253_402_300_799_999;
-
 /// What a batch adds to the figures of its lane.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Tally {
@@ -33,8 +30,8 @@ pub(super) struct Tally {
 impl Tally {
     /// That of these events.
     pub(super) fn of(events: &[&PlacedEvent], skipped_null_key: u64) -> Tally {
-        let last = events.last().map(|placed| placed.event.ts);
-        Tally { skipped_null_key, events: events.len() as u64, event_time: last.filter(|time| TIMES_MS.contains(time)) }
+        let event_time = events.last().map(|placed| placed.event.ts);
+        Tally { skipped_null_key, events: events.len() as u64, event_time }
     }
 }
 
@@ -146,13 +143,8 @@ impl Session<'_> {
 
     /// Moves the checkpoint and ends the batch's transaction.
     pub(super) async fn commit(&mut self, lane: &mut Owned, to: Place, tally: Tally) -> Result<(), Failure> {
-        let commit = self
-            .client
-            .prepared(
-                "SELECT lanes.commit_batch($1, $2, $3, $4, $5, $6, \
-                 to_timestamp(($7::bigint / 1000.0)::double precision), $8)",
-            )
-            .await?;
+        let commit =
+            self.client.prepared("SELECT lanes.commit_batch($1, $2, $3, $4, $5, $6, lanes.time_of($7), $8)").await?;
         let (tick, position) = (to.tick as i64, to.position as i64);
         let (skipped, events) = (tally.skipped_null_key as i64, tally.events as i64);
         let parameters: [&(dyn ToSql + Sync); 8] = [

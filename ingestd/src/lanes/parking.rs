@@ -564,8 +564,7 @@ fn check_breaker(in_a_row: u32, keys: &[ParkedKey], outcome: &Outcome<'_>) -> Re
     }
     if in_a_row > MANY_IN_A_ROW {
         return Err(Failure::Permanent(format!(
-            "too many events fail: {} in a row without one that could be applied; the latest: {latest}",
-            in_a_row
+            "too many events fail: {in_a_row} in a row without one that could be applied; the latest: {latest}"
         )));
     }
     Ok(())

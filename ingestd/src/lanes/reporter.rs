@@ -8,7 +8,6 @@ use tokio::sync::{Notify, watch};
 use tokio_postgres::{Config, Error};
 use uuid::Uuid;
 
-use super::batch::TIMES_MS;
 use super::board::Board;
 use super::catalog::Catalog;
 use super::hold::HoldHistory;
@@ -201,7 +200,6 @@ impl Reporter {
 
     async fn report(&self, client: &mut Connection, log_id: Uuid, own: &OwnLog, horizon: u64) -> Result<(), Error> {
         let (stored_at, event_time) = Reporter::times_at(own, horizon).unzip();
-        let event_time = event_time.filter(|time| TIMES_MS.contains(time));
         let statement = include_str!("../../../sql/queries/report_log.sql");
         let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
             [&log_id, &(horizon as i64), &stored_at, &(self.source.floor() as i64), &event_time];

@@ -116,8 +116,6 @@ impl Session<'_> {
         let id = LaneId { projection: Arc::clone(&known.name), lane: lane.max(0) as u32 };
         let mut owned = Owned::claimed(id, known, epoch, place);
         tracing::info!(projection = %known.name, lane, %place, epoch, "lane claimed");
-        self.shared.board.set_place(&owned.id, place);
-        self.shared.board.set(&owned.id, LaneState::CatchingUp, None);
         if !known.has_lane(owned.id.lane) {
             // It is younger than what is known of the map.
             owned.map_at_least = known.map_version + 1;
@@ -126,13 +124,14 @@ impl Session<'_> {
         // A lane that it had here in an earlier epoch, without having noticed that it was lost.
         self.lanes.retain(|lane| lane.id != owned.id);
         let floor = Place::at(self.shared.source.floor());
-        if place == Place::default() && floor > place && self.never_moved(&owned).await? {
-            let begun = self.begin_at(&mut owned, floor).await.map_err(Failure::into_reason);
-            if let Err(reason) = begun {
-                self.shared.board.set(&owned.id, LaneState::Unowned, Some(reason.clone()));
-                return Err(reason);
-            }
-        } else if let Some(reason) = self.shared.source.out_of_place(place) {
+        let is_new = place == Place::default() && floor > place && self.never_moved(&owned).await?;
+        if is_new {
+            self.begin_at(&mut owned, floor).await.map_err(Failure::into_reason)?;
+        }
+        // Not before: what fails here ends the session, and the lane is nobody's.
+        self.shared.board.set_place(&owned.id, owned.place);
+        self.shared.board.set(&owned.id, LaneState::CatchingUp, None);
+        if !is_new && let Some(reason) = self.shared.source.out_of_place(place) {
             owned.halted = true;
             self.stand_still(&mut owned, LaneState::Stopped, &reason, None).await?;
         }
